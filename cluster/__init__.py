@@ -1,0 +1,1 @@
+"""Connects the parts: processes, sockets, configuration, models on disk, and lifecycle."""

@@ -1,0 +1,1 @@
+"""Computes one shard of the model: weights, K/V tensors, kernels and sampling."""

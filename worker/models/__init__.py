@@ -1,0 +1,1 @@
+"""The model families we run, each read from its `config.json`."""

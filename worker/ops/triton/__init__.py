@@ -1,0 +1,1 @@
+"""Our Triton kernels, run on GPUs and, in tests, by the interpreter on a CPU."""
