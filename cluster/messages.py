@@ -1,0 +1,327 @@
+"""What the processes tell each other besides plans, results, requests and tokens.
+
+Each socket has one union of message types per direction (at the end of this file); `cluster.wire`
+turns them into bytes. Every message is a MessagePack map whose `type` entry names it.
+Durations are seconds, sizes bytes, lengths tokens; no timestamps, since clocks differ.
+"""
+
+from typing import TypeAlias
+
+from msgspec import Struct
+
+from cluster.frontend.tokenizer_files import TokenizerFiles
+from scheduler.plan import StepPlan, StepResult
+from scheduler.request import Abort, Rejection, Request, TokenBatch
+
+# --- front socket: clients ------------------------------------------------------------------
+
+
+class ClientHello(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="client_hello"
+):
+    """The first message of a client, answered by `ServerInfo` once the engine is ready.
+
+    Until then the answer is `EngineStarting`, and `ServerInfo` follows by itself.
+    """
+
+    protocol: int
+    """`cluster.wire.PROTOCOL_VERSION` of the client."""
+    label: str = ""
+    """For the engine's log; need not be unique."""
+
+
+class GenerationDefaults(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What the model's generation_config.json says where a request says nothing.
+
+    None: the file says nothing, so `SamplingParams`' own default holds.
+    """
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    max_tokens: int | None = None
+
+
+class ServerInfo(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="server_info"
+):
+    """What a client must know to build requests; sent when a token can be made."""
+
+    protocol: int
+    engine_id: str
+    """Changes when the engine restarts, after which old handles mean nothing."""
+    model: str
+    max_model_len: int
+    """Most tokens of prompt and output together."""
+    vocab_size: int
+    """Token ids are 0 to this minus one."""
+    block_size: int
+    """Tokens per KV block; cached prefixes are whole blocks."""
+    max_num_seqs: int
+    """Requests that run at once in one group."""
+    end_ids: tuple[int, ...] = ()
+    """Tokens that end an output unless `ignore_eos`; to be put into `Request.end_ids`."""
+    tokenizer_digest: str = ""
+    """`TokenizerFiles.digest` of what `TokenizerRequest` would bring; empty: it has none."""
+    defaults: GenerationDefaults = GenerationDefaults()
+
+
+class EngineStarting(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="engine_starting"
+):
+    """Not ready yet; `ServerInfo` follows when it is. Requests are refused meanwhile."""
+
+    message: str
+
+
+class EngineStopping(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="engine_stopping"
+):
+    """Sent to each client when the engine stops taking requests.
+
+    Running requests go on for at most `drain_s`; what then still runs ends with an abort.
+    """
+
+    message: str
+    drain_s: float = 0.0
+
+
+class Refusal(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="refusal"
+):
+    """The engine cannot talk to this peer, or could not read what it sent."""
+
+    reason: str
+    """One of: protocol (versions differ), unreadable (not one of our messages), no_hello
+    (spoke before its hello)."""
+    message: str
+
+
+class TokenizerRequest(Struct, frozen=True, tag_field="type", tag="tokenizer_request"):
+    """Send me the tokenizer's files; answered by `TokenizerFiles`."""
+
+
+class StatusRequest(Struct, frozen=True, tag_field="type", tag="status_request"):
+    """How are you? Answered by `Status`, also before `ServerInfo`."""
+
+
+class RankStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One worker process."""
+
+    rank: int
+    state: str
+    """starting, loaded or ready"""
+    host: str = ""
+    pid: int = 0
+    device: str = ""
+    num_blocks: int = 0
+    """KV blocks that this rank could hold; the group uses the least of its ranks."""
+    weight_bytes: int = 0
+
+
+class GroupStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One worker group."""
+
+    group: int
+    epoch: int
+    state: str
+    """starting, sizing, ready, lost, waiting (to be restarted) or stopped"""
+    ranks: tuple[RankStatus, ...] = ()
+    num_running: int = 0
+    num_blocks: int = 0
+    num_used_blocks: int = 0
+    """Held by running sequences."""
+    num_cached_blocks: int = 0
+    """Idle, with a prefix that can be reused."""
+    num_steps: int = 0
+    """Since this epoch began."""
+    steps_per_s: float = 0.0
+    """Over the last ten seconds or so; 0 when idle."""
+    message: str = ""
+    """Why it was lost."""
+
+
+class Totals(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Counters since the engine began, over all groups; they never fall."""
+
+    num_requests: int = 0
+    num_rejected: int = 0
+    finished: dict[str, int] = {}
+    """Requests that ended, by `Finish` name in lower case: stop, length, abort, …"""
+    prompt_tokens: int = 0
+    """Of requests that were accepted."""
+    cached_tokens: int = 0
+    """Prompt tokens taken from the prefix cache instead of computed."""
+    output_tokens: int = 0
+    num_steps: int = 0
+    num_mixed_steps: int = 0
+    """Steps with both a prefill chunk and a decode."""
+    num_preemptions: int = 0
+    peak_used_blocks: int = 0
+    """Most blocks of one group that were held at once."""
+    num_dropped: int = 0
+    """Messages that were unreadable, too large, or from strangers."""
+    num_cut_clients: int = 0
+    """Clients cut off because they vanished or read too slowly."""
+
+
+class Status(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="status"):
+    """Answer to `StatusRequest`."""
+
+    engine_id: str
+    model: str
+    state: str
+    """starting, serving or stopping"""
+    uptime_s: float
+    num_clients: int = 0
+    num_running: int = 0
+    num_waiting: int = 0
+    groups: tuple[GroupStatus, ...] = ()
+    totals: Totals = Totals()
+
+
+# --- back socket: workers -------------------------------------------------------------------
+
+
+class RankCapacity(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What one rank measured after loading its share of the model."""
+
+    num_blocks: int
+    """KV blocks that it could hold."""
+    block_bytes: int
+    vocab_size: int
+    max_model_len: int
+    weight_bytes: int = 0
+    activation_bytes: int = 0
+    free_bytes: int = 0
+    device: str = ""
+
+
+class WorkerHello(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="worker_hello"
+):
+    """The first message of a worker, when its weights are loaded."""
+
+    protocol: int
+    engine_id: str
+    key: str
+    """The secret of this engine, from the launch spec; strangers do not have it."""
+    group: int
+    epoch: int
+    rank: int
+    capacity: RankCapacity
+    host: str = ""
+    pid: int = 0
+
+
+class PoolSize(Struct, frozen=True, tag_field="type", tag="pool_size"):
+    """The least capacity of the group's ranks, which each rank now allocates."""
+
+    num_blocks: int
+
+
+class WorkerReady(Struct, frozen=True, tag_field="type", tag="worker_ready"):
+    """The pool is allocated; plans may come."""
+
+
+class WorkerFailed(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="worker_failed"
+):
+    """A rank cannot go on: said by the worker itself, or by the supervisor if it died."""
+
+    group: int
+    epoch: int
+    rank: int
+    message: str
+    step: int = 0
+    """The step it was computing; 0: none."""
+
+
+class Stop(Struct, frozen=True, tag_field="type", tag="stop"):
+    """End yourself in order."""
+
+    message: str = ""
+
+
+# --- back socket: the supervisor ------------------------------------------------------------
+
+
+class SupervisorHello(Struct, frozen=True, kw_only=True, tag_field="type", tag="supervisor_hello"):
+    """The first message of the supervisor, which starts and ends processes for the engine."""
+
+    protocol: int
+    engine_id: str
+    key: str
+
+
+class StartGroup(Struct, frozen=True, tag_field="type", tag="start_group"):
+    """Engine to supervisor: start the ranks of this group under this epoch."""
+
+    group: int
+    epoch: int
+
+
+class GroupReady(Struct, frozen=True, kw_only=True, tag_field="type", tag="group_ready"):
+    """Engine to supervisor: the group takes plans."""
+
+    group: int
+    epoch: int
+    num_blocks: int
+
+
+class GroupLost(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="group_lost"
+):
+    """Engine to supervisor: end what is left of this epoch, then say `GroupStopped`."""
+
+    group: int
+    epoch: int
+    message: str
+    rank: int = -1
+    """Whose fault it was; -1: the group's."""
+    step: int = 0
+    restarts: bool = False
+    """Whether a `StartGroup` follows."""
+
+
+class GroupStopped(Struct, frozen=True, tag_field="type", tag="group_stopped"):
+    """Supervisor to engine: no process of this epoch is left."""
+
+    group: int
+    epoch: int
+
+
+class Shutdown(Struct, frozen=True, kw_only=True, tag_field="type", tag="shutdown"):
+    """Supervisor to engine: take no more requests, finish the running ones, end.
+
+    Sent again with a smaller `drain_s`, it shortens the wait.
+    """
+
+    drain_s: float
+    """Seconds that running requests may still take."""
+    message: str = "the engine was asked to stop"
+
+
+FromClient: TypeAlias = ClientHello | TokenizerRequest | Request | Abort | StatusRequest
+ToClient: TypeAlias = (
+    ServerInfo
+    | EngineStarting
+    | EngineStopping
+    | Refusal
+    | TokenizerFiles
+    | TokenBatch
+    | Rejection
+    | Status
+)
+ToEngine: TypeAlias = (
+    WorkerHello
+    | WorkerReady
+    | WorkerFailed
+    | StepResult
+    | SupervisorHello
+    | GroupStopped
+    | Shutdown
+)
+FromEngine: TypeAlias = PoolSize | StepPlan | Stop | Refusal | StartGroup | GroupReady | GroupLost
