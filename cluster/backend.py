@@ -1,0 +1,160 @@
+"""What a backend does: it places worker processes, starts them, watches them, ends them.
+
+Two exist: plain processes (`cluster.local_backend`) and Ray actors (`cluster.ray_backend`).
+Neither is in the path of a step. A backend is driven by one thread, which lives as long as
+the backend; only `report` is called from others.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+
+class RunnerSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What a rank needs to build its `worker.config.RunnerConfig`."""
+
+    model_dir: str
+    dtype: str
+    device: str
+    ops: str
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int | None
+    gpu_memory_utilization: float
+    kv_cache_memory_bytes: int | None = None
+    num_kv_blocks: int | None = None
+    num_threads: int = 1
+    """Compute threads of this rank."""
+
+
+class Rendezvous(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where the ranks of a group find each other for their collectives."""
+
+    name: str
+    """Carries engine, group and epoch; files in shared memory are named after it."""
+    store_host: str = ""
+    """Where rank 0 keeps the store, if the ranks are on several hosts or use NCCL."""
+    store_port: int = 0
+    """0: the ranks are on one host and meet in shared memory."""
+    timeout_s: float = 60.0
+    """Longest wait of one collective, after which the rank gives up and says so."""
+
+
+class WorkerLaunch(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """All that one worker process is told when it starts."""
+
+    engine_id: str
+    key: str
+    """The engine's secret, which the worker shows in its hello."""
+    address: str
+    """Of the engine's back socket."""
+    group: int
+    epoch: int
+    rank: int
+    num_ranks: int
+    runner: RunnerSpec
+    rendezvous: Rendezvous
+    cores: tuple[int, ...] = ()
+    """Cores that the process is pinned to; empty: wherever it likes."""
+    engine_timeout_s: float = 10.0
+    """A worker that has not heard from the engine for this long ends itself."""
+    connect_timeout_s: float = 60.0
+    """Longest wait for the engine to appear."""
+    curve_server_key: str = ""
+    """The engine's public CURVE key (Z85); empty: plain."""
+
+    @property
+    def name(self) -> str:
+        """For logs: group.epoch.rank."""
+        return f"{self.group}.{self.epoch}.{self.rank}"
+
+
+def encode_launch(launch: WorkerLaunch) -> bytes:
+    """The launch as JSON, for a process's standard input or an actor's argument."""
+    return msgspec.json.encode(launch)
+
+
+def decode_launch(data: bytes) -> WorkerLaunch:
+    """Read what `encode_launch` wrote.
+
+    Raises:
+        msgspec.ValidationError: a field is missing or of the wrong type.
+        msgspec.DecodeError: it is not JSON, for example because the parent died writing it.
+    """
+    return msgspec.json.decode(data, type=WorkerLaunch)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where one rank will run."""
+
+    rank: int
+    node: str
+    """The backend's name of the machine; ranks with equal names share memory."""
+    host: str
+    """Address at which other nodes reach that machine."""
+    cores: tuple[int, ...] = ()
+    """Cores for this rank alone; empty: not pinned."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankExit:
+    """A worker process is gone. Reported once for each rank that was started."""
+
+    group: int
+    epoch: int
+    rank: int
+    message: str
+    """How it ended: exit code, signal, or what Ray says of it; with its last words if it left
+    some on its standard error."""
+    was_asked: bool = False
+    """It ended because `stop` or `close` ended it."""
+
+
+Report: TypeAlias = Callable[[RankExit], None]
+"""Takes a notice from any thread, at once, without blocking."""
+
+
+class Backend(Protocol):
+    """Places, starts, watches and ends worker processes.
+
+    Every call is bounded by its `timeout_s` and raises `BackendError` when that is over, with
+    what was wanted and what there was. After `close` nothing that it started is left, however
+    far `open`, `place` or `start` had come; `close` may be called twice.
+    """
+
+    def open(self, timeout_s: float) -> None:
+        """Bring up, or connect to, what the ranks run on."""
+        ...
+
+    def place(self, group: int, epoch: int, num_ranks: int, timeout_s: float) -> tuple[Place, ...]:
+        """Take room for `num_ranks` ranks; place i is rank i's.
+
+        Raises:
+            BackendError: there is not room for all; none was taken. The message says what
+                was asked, what is free, and which nodes there are.
+        """
+        ...
+
+    def start(self, launches: Sequence[WorkerLaunch], timeout_s: float) -> None:
+        """Start one process per launch, all of one group, in the places taken for them.
+
+        Returns when they are started, not when they are ready: they tell the engine.
+        """
+        ...
+
+    def stop(self, group: int, epoch: int, timeout_s: float) -> None:
+        """End the ranks of a group and give its places back.
+
+        Asks nicely, then kills when `timeout_s` is over. None is left when it returns; a
+        group that is gone or was never started is no error.
+        """
+        ...
+
+    def close(self, timeout_s: float) -> None:
+        """End all ranks and all that `open` started."""
+        ...

@@ -1,0 +1,29 @@
+"""Errors of processes, sockets and start-up."""
+
+
+class WireError(ValueError):
+    """Bytes that are not a message we know; says what is wrong with them."""
+
+
+class LinkLost(ConnectionError):
+    """The other end of a link is gone, or never came."""
+
+
+class PeerGone(ConnectionError):
+    """A message could not be handed to one peer of a socket: it left, or reads too slowly."""
+
+
+class AddressError(ValueError):
+    """An address that cannot be bound or dialled; says which, why, and what to change."""
+
+
+class BackendError(RuntimeError):
+    """Workers could not be placed, started or ended; says what was wanted and what there is."""
+
+
+class StartFailed(RuntimeError):
+    """The cluster did not come up; carries the message of the part that failed."""
+
+
+class StartInterrupted(RuntimeError):
+    """Somebody asked the cluster to stop before it was up."""
