@@ -1,0 +1,45 @@
+"""What all tests share: the model, the check for leftovers, and how hypothesis searches."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from tests.leaks import Footprint
+
+ROOT = Path(__file__).resolve().parent.parent
+MODELS_DIR = Path(os.environ.get("STOKER_MODELS", ROOT / "models"))
+
+settings.register_profile(
+    "stoker", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+)
+settings.register_profile("ci", settings.get_profile("stoker"), derandomize=True, database=None)
+settings.load_profile("ci" if os.environ.get("CI") else "stoker")
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The folder of the SmolLM2 checkpoint, fetched first if it is not there. Mark: `model`."""
+    from cluster.models import fetch  # loads gguf, which tests without a model need not
+
+    return fetch("smollm2", MODELS_DIR)
+
+
+@pytest.fixture
+def no_leaks() -> Iterator[None]:
+    """Fail the test if a process that it started, or a file in /dev/shm, outlives it."""
+    before = Footprint.now()
+    yield
+    leftovers = before.leftovers()
+    assert not leftovers, "the test left behind:\n" + "\n".join(leftovers)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave out tests for a GPU where there is none: they are not skipped, but not there."""
+    if any("gpu" in item.keywords for item in items):
+        import torch
+
+        if not torch.cuda.is_available():
+            items[:] = [item for item in items if item.get_closest_marker("gpu") is None]
