@@ -5,7 +5,7 @@ files in /dev/shm that carry our name. (Ray removes the names of its own as it m
 """
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
