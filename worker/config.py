@@ -1,0 +1,77 @@
+"""What one rank of a worker group is told when it starts."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+DEVICES = ("cpu", "cuda")
+OPERATION_SETS = ("auto", "reference", "cpu", "cuda")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunnerConfig:
+    """Everything a `ModelRunner` needs to know; it reads no environment.
+
+    Raises:
+        ValueError: a field is out of its range.
+    """
+
+    model_dir: Path
+    """Folder with config.json and safetensors files."""
+    dtype: str = "auto"
+    """Of weights, activations and K/V. auto: the checkpoint's own, but float32 on a CPU that
+    has no 16-bit arithmetic."""
+    device: str = "cpu"
+    """cpu or cuda; which GPU is the process's choice (the current CUDA device)."""
+    ops: str = "auto"
+    """Which set of operations; auto: the device's fast one."""
+    tensor_parallel_size: int = 1
+    rank: int = 0
+    ranks_on_host: int = 1
+    """Ranks, of all groups, that share this host's memory; each takes its part of it (CPU)."""
+    block_size: int = 16
+    """Tokens per KV block. More: fewer table entries, more unused room and coarser prefixes."""
+    max_num_seqs: int = 256
+    """Slots. More: throughput, at the price of activations and logits for each."""
+    max_num_batched_tokens: int = 2048
+    """Most tokens of a step. More: prompts start sooner, at the price of activation memory."""
+    max_model_len: int | None = None
+    """Most tokens of a sequence. None: what the model's config says."""
+    gpu_memory_utilization: float = 0.9
+    """Share of the device's memory (CPU: of the memory that is free) that may be used."""
+    kv_cache_memory_bytes: int | None = None
+    """KV memory per rank, instead of what `gpu_memory_utilization` leaves."""
+    num_kv_blocks: int | None = None
+    """Number of KV blocks, taken as said, instead of either."""
+    num_threads: int = 1
+    """CPU threads for computing. More than the cores this rank has make it slower."""
+
+    def __post_init__(self) -> None:
+        for name, known in (("dtype", DTYPES), ("device", DEVICES), ("ops", OPERATION_SETS)):
+            if getattr(self, name) not in known:
+                raise ValueError(
+                    f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}"
+                )
+        at_least_one = ("tensor_parallel_size", "ranks_on_host", "block_size", "max_num_seqs")
+        for name in (*at_least_one, "max_num_batched_tokens", "num_threads"):
+            _check_positive(name, getattr(self, name))
+        for name in ("max_model_len", "kv_cache_memory_bytes", "num_kv_blocks"):
+            if getattr(self, name) is not None:
+                _check_positive(name, getattr(self, name))
+        if not 0 <= self.rank < self.tensor_parallel_size:
+            raise ValueError(
+                f"rank must be from 0 to {self.tensor_parallel_size - 1} "
+                f"(tensor_parallel_size={self.tensor_parallel_size}), got {self.rank}"
+            )
+        if not 0.0 < self.gpu_memory_utilization <= 1.0:
+            raise ValueError(
+                "gpu_memory_utilization must be above 0 and at most 1, "
+                f"got {self.gpu_memory_utilization:g}"
+            )
+        if self.ops == "cuda" and self.device != "cuda":
+            raise ValueError(f"ops='cuda' needs device='cuda', got device={self.device!r}")
+
+
+def _check_positive(name: str, value: int) -> None:
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")
