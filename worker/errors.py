@@ -38,8 +38,8 @@ class PoolTooSmall(ValueError):
     ) -> None:
         fitting = max(found_bytes, 0) // token_bytes
         super().__init__(
-            f"one request of max_model_len={max_model_len} tokens needs {_mib(wanted_bytes)} of KV "
-            f"memory per rank, but {_mib(found_bytes)} are left for it (room for {fitting} tokens). "
+            f"one request of max_model_len={max_model_len} tokens needs {_mib(wanted_bytes)} of "
+            f"KV memory per rank, but {_mib(found_bytes)} are left (room for {fitting} tokens). "
             f"Raise kv_cache_memory_bytes to at least {wanted_bytes} or raise "
             "gpu_memory_utilization, free memory, use more ranks, or lower max_model_len."
         )

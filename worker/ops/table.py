@@ -10,11 +10,10 @@ Sampling is not here: it works on logits in float32 and belongs to `worker.sampl
 """
 
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
 
 from torch import Tensor
 
-Packed = TypeVar("Packed")
 NO_WINDOW = 0
 """As `window`: every earlier token is visible."""
 
@@ -85,22 +84,23 @@ class HeadNorms:
 
 
 @dataclass(frozen=True, slots=True)
-class Linear(Generic[Packed]):
+class Linear:
     """A weight in the form that one set of operations likes best, and its bias."""
 
-    weight: Packed
+    weight: Tensor
+    """Opaque to everybody but the set that packed it."""
     bias: Tensor | None
     """[out_features]"""
     out_features: int
 
 
-class Operations(Protocol[Packed]):
+class Operations(Protocol):
     """What a decoder asks of the hardware. Floating point tensors of one call share a dtype
     unless said otherwise; inputs are contiguous in their last dimension."""
 
     name: str
 
-    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear[Packed]:
+    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """Bring a weight into the set's own form, once, at load.
 
         Shapes:
@@ -110,7 +110,7 @@ class Operations(Protocol[Packed]):
         """
         ...
 
-    def linear(self, x: Tensor, linear: Linear[Packed]) -> Tensor:
+    def linear(self, x: Tensor, linear: Linear) -> Tensor:
         """x @ weight.T + bias.
 
         Shapes:
