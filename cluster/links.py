@@ -1,0 +1,521 @@
+"""The only module that knows ZeroMQ: sockets that carry one frame per message.
+
+The engine binds two ROUTER sockets and everybody dials them with a DEALER. Nothing is waited
+for without a deadline, every queue is bounded, and what a peer sends can only arrive as bytes.
+A peer that leaves is noticed at once; one whose host or link is dead, by ZeroMQ's heartbeats.
+"""
+
+import asyncio
+import errno
+import os
+import socket as unix
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import parse_monitor_message
+
+from cluster.errors import AddressError, LinkLost, PeerGone
+
+IPC_PATH_LIMIT = 107
+"""Bytes of a Unix socket's path on Linux (unix(7): sun_path is 108 with its final zero)."""
+
+MESSAGES_PER_TURN = 256
+"""Most messages taken from one socket before the others, and the plans, have their turn."""
+
+ROUTING_OVERHEAD_BYTES = 64
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkLimits:
+    """Bounds of one socket."""
+
+    max_message_bytes: int = 16 << 20
+    """A peer that sends more in one message is cut off by ZeroMQ before it is stored."""
+
+    queue_messages: int = 1000
+    """Messages that may wait per peer and direction. More: slower readers are borne longer,
+    at the price of memory."""
+
+    heartbeat_s: float = 2.0
+    """How often an idle connection is tried. Less: dead hosts are noticed sooner."""
+
+    peer_timeout_s: float = 10.0
+    """Silence after which a connection counts as dead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Curve:
+    """Keys (Z85 text) that encrypt a TCP link and prove the engine to those who dial it."""
+
+    public: str
+    secret: str
+
+    @staticmethod
+    def fresh() -> "Curve":
+        """A new random key pair."""
+        public, secret = zmq.curve_keypair()
+        return Curve(public=public.decode(), secret=secret.decode())
+
+
+def check_address(address: str) -> None:
+    """Refuse what cannot be bound or dialled.
+
+    Raises:
+        AddressError: neither ipc:// nor tcp://, a path too long for a Unix socket, or a TCP
+            address without a port.
+    """
+    scheme, _, rest = address.partition("://")
+    if scheme == "ipc" and rest:
+        size = len(os.fsencode(rest))
+        if size > IPC_PATH_LIMIT:
+            raise AddressError(
+                f"the socket path {rest} has {size} bytes; Unix sockets allow {IPC_PATH_LIMIT}. "
+                "Use a shorter directory (socket_dir) or a tcp:// address"
+            )
+    elif scheme == "tcp":
+        host, _, port = rest.rpartition(":")
+        if not host or not port.isdigit() or int(port) > 65535:
+            raise AddressError(f"a TCP address looks like tcp://HOST:PORT, got {address}")
+    else:
+        raise AddressError(f"an address starts with ipc:// or tcp://, got {address!r}")
+
+
+def _apply(socket: "zmq.Socket[bytes]", limits: LinkLimits) -> None:
+    socket.linger = 0
+    socket.sndhwm = socket.rcvhwm = limits.queue_messages
+    socket.maxmsgsize = limits.max_message_bytes + ROUTING_OVERHEAD_BYTES
+    socket.heartbeat_ivl = int(limits.heartbeat_s * 1000)
+    socket.heartbeat_timeout = int(limits.peer_timeout_s * 1000)
+    socket.heartbeat_ttl = int(limits.peer_timeout_s * 1000)
+
+
+def _allow_ipv6(socket: "zmq.Socket[bytes]", address: str) -> None:
+    if "[" in address:
+        socket.ipv6 = True
+
+
+class ServerLink:
+    """One bound ROUTER socket. Peers are named by the bytes that ZeroMQ gives them."""
+
+    def __init__(
+        self,
+        context: "zmq.Context[zmq.Socket[bytes]]",
+        address: str,
+        limits: LinkLimits,
+        curve: Curve | None = None,
+    ) -> None:
+        """Bind at once.
+
+        Raises:
+            AddressError: the address is in use, not ours, or not an address.
+        """
+        check_address(address)
+        self.num_malformed = 0
+        """Messages that did not have exactly one frame."""
+        self.num_disconnects = 0
+        """Connections that ended, seen so far."""
+        self._socket = context.socket(zmq.ROUTER)
+        _apply(self._socket, limits)
+        _allow_ipv6(self._socket, address)
+        self._socket.router_mandatory = 1
+        if curve is not None:
+            self._socket.curve_server = 1
+            self._socket.curve_secretkey = curve.secret.encode()
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._monitor.linger = 0
+        try:
+            self.address = self._bind(address)
+        except BaseException:
+            self.close(linger_s=0.0)
+            raise
+
+    def _bind(self, address: str) -> str:
+        if address.startswith("ipc://"):
+            _refuse_taken_path(Path(address.removeprefix("ipc://")))
+        others_may_not = os.umask(0o077)
+        try:
+            self._socket.bind(address)
+        except zmq.ZMQError as error:
+            raise AddressError(_why_not_bound(address, error)) from error
+        finally:
+            os.umask(others_may_not)
+        return self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+
+    def receive(self) -> Iterator[tuple[bytes, bytes]]:
+        """What has arrived, as (peer, frame), without waiting and at most one turn's worth."""
+        for _ in range(MESSAGES_PER_TURN):
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if len(frames) == 2:
+                yield frames[0], frames[1]
+            else:
+                self.num_malformed += 1
+
+    def send(self, peer: bytes, frame: bytes) -> None:
+        """Queue a frame for a peer, without waiting.
+
+        Raises:
+            PeerGone: the peer left, or its queue is full because it does not read.
+        """
+        try:
+            self._socket.send_multipart((peer, frame), zmq.NOBLOCK)
+        except zmq.Again:
+            raise PeerGone("it reads too slowly, so that its queue is full") from None
+        except zmq.ZMQError as error:
+            if error.errno != errno.EHOSTUNREACH:
+                raise
+            raise PeerGone("it has left") from None
+
+    def count_disconnects(self) -> int:
+        """Connections that ended since this was last asked."""
+        ended = 0
+        while self._monitor.poll(0):
+            self._monitor.recv_multipart(zmq.NOBLOCK)
+            ended += 1
+        self.num_disconnects += ended
+        return ended
+
+    def watch(self, poller: zmq.Poller) -> None:
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._monitor, zmq.POLLIN)
+
+    def close(self, linger_s: float) -> None:
+        """Unbind; what is queued may leave for `linger_s` after the context is closed."""
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger=int(linger_s * 1000))
+
+
+class EngineLinks:
+    """Both sockets of the engine: `front` for clients, `back` for workers and supervisor."""
+
+    def __init__(
+        self,
+        front_address: str,
+        back_address: str,
+        *,
+        front_limits: LinkLimits,
+        back_limits: LinkLimits,
+        curve: Curve | None = None,
+    ) -> None:
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._poller = zmq.Poller()
+        self._links: list[ServerLink] = []
+        try:
+            self.front = self._open(front_address, front_limits, curve)
+            self.back = self._open(back_address, back_limits, curve)
+        except BaseException:
+            self.close(linger_s=0.0)
+            raise
+
+    def _open(self, address: str, limits: LinkLimits, curve: Curve | None) -> ServerLink:
+        encrypts = curve if address.startswith("tcp://") else None
+        link = ServerLink(self._context, address, limits, encrypts)
+        link.watch(self._poller)
+        self._links.append(link)
+        return link
+
+    def wake_on(self, fd: int) -> None:
+        """Let `wait` return when this descriptor is readable."""
+        self._poller.register(fd, zmq.POLLIN)
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Sleep until something arrives on either socket, or a peer leaves, or time is up."""
+        self._poller.poll(_milliseconds(timeout_s))
+
+    def close(self, linger_s: float) -> None:
+        """Let queued messages leave for at most `linger_s`, then end all connections."""
+        for link in self._links:
+            link.close(linger_s)
+        self._context.term()
+
+
+class DealerLink:
+    """A dialled connection, for one thread.
+
+    It reconnects by itself only until it was connected once; then its end is `LinkLost`, so
+    that whoever holds it starts anew with a hello.
+    """
+
+    def __init__(self, address: str, limits: LinkLimits, *, curve_server_key: str = "") -> None:
+        """Start to dial; the other end need not be there yet.
+
+        Raises:
+            AddressError: not an address.
+        """
+        check_address(address)
+        self.address = address
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        self._is_connected = False
+        self._is_lost = False
+        prepare_dealer(self._socket, address, limits, curve_server_key)
+        self._monitor = self._socket.get_monitor_socket(_LIFE_EVENTS)
+        self._monitor.linger = 0
+        try:
+            self._socket.connect(address)
+        except zmq.ZMQError as error:
+            self.close()
+            raise AddressError(f"cannot dial {address}: {error.strerror}") from error
+
+    def wait_connected(self, timeout_s: float) -> None:
+        """Wait until the other end has answered the handshake.
+
+        Raises:
+            LinkLost: nobody answered in time, or with keys that do not fit.
+        """
+        deadline = time.monotonic() + timeout_s
+        while not self._is_connected:
+            left = deadline - time.monotonic()
+            if left <= 0 or self._is_lost:
+                raise LinkLost(
+                    f"nobody answers at {self.address} within {timeout_s:g} s. Is the engine "
+                    "running there, and with the same keys?"
+                )
+            self._monitor.poll(_milliseconds(left))
+            self._read_events()
+
+    def send(self, frame: bytes, timeout_s: float = 5.0) -> None:
+        """Queue a frame.
+
+        Raises:
+            LinkLost: the queue stayed full for `timeout_s`: the other end does not read.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            try:
+                self._socket.send(frame, zmq.NOBLOCK)
+                return
+            except zmq.Again:
+                left = deadline - time.monotonic()
+                if left <= 0 or self._is_lost:
+                    raise LinkLost(
+                        f"{self.address} has not taken a message for {timeout_s:g} s"
+                    ) from None
+            self._socket.poll(_milliseconds(min(left, 0.1)), zmq.POLLOUT)
+            self._read_events()
+
+    def receive(self, timeout_s: float | None) -> bytes | None:
+        """The next frame, or None when there was none for `timeout_s` (None: for ever).
+
+        Raises:
+            LinkLost: the connection ended, and all that came before is read.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            frame = self.take()
+            if frame is not None:
+                return frame
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                return None
+            self.wait(left)
+
+    def take(self) -> bytes | None:
+        """A frame that is here already, or None.
+
+        Raises:
+            LinkLost: the connection ended, and all that came before is read.
+        """
+        try:
+            return self._socket.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            self._read_events()
+        if not self._is_lost:
+            return None
+        try:  # it may have come between the two looks
+            return self._socket.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            raise LinkLost(f"the connection to {self.address} ended") from None
+
+    def wait(self, timeout_s: float | None, fds: Sequence[int] = ()) -> set[int]:
+        """Sleep until a frame or an end is here, one of `fds` is readable, or time is up.
+
+        Returns the readable descriptors among `fds`.
+        """
+        poller = zmq.Poller()
+        poller.register(self._socket, zmq.POLLIN)
+        poller.register(self._monitor, zmq.POLLIN)
+        for fd in fds:
+            poller.register(fd, zmq.POLLIN)
+        ready = dict(poller.poll(_milliseconds(timeout_s)))
+        return {fd for fd in fds if fd in ready}
+
+    def _read_events(self) -> None:
+        while True:
+            try:
+                parts = self._monitor.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            event = parse_monitor_message(parts)["event"]
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._is_connected = True
+            elif event == zmq.EVENT_DISCONNECTED and self._is_connected:
+                self._is_lost = True
+
+    def close(self, linger_s: float = 0.0) -> None:
+        """End the connection; what is queued may leave for `linger_s`. May be called twice."""
+        if self._socket.closed:
+            return
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger=int(linger_s * 1000))
+        self._context.term()
+
+    def __enter__(self) -> "DealerLink":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class AsyncDealerLink:
+    """A dialled connection, for one asyncio loop; the same rules as `DealerLink`."""
+
+    def __init__(self, address: str, limits: LinkLimits, *, curve_server_key: str = "") -> None:
+        check_address(address)
+        self.address = address
+        self._context = zmq.asyncio.Context()
+        self._socket: zmq.asyncio.Socket = self._context.socket(zmq.DEALER)
+        prepare_dealer(self._socket, address, limits, curve_server_key)
+        self._monitor: zmq.asyncio.Socket = self._socket.get_monitor_socket(_LIFE_EVENTS)
+        self._monitor.linger = 0
+        self._connected = asyncio.Event()
+        self._lost = asyncio.Event()
+        self._watching: asyncio.Task[None] | None = None
+        try:
+            self._socket.connect(address)
+        except zmq.ZMQError as error:
+            self.close()
+            raise AddressError(f"cannot dial {address}: {error.strerror}") from error
+        self._watching = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        while not self._lost.is_set():
+            event = parse_monitor_message(await self._monitor.recv_multipart())["event"]
+            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._connected.set()
+            elif event == zmq.EVENT_DISCONNECTED and self._connected.is_set():
+                self._lost.set()
+
+    async def wait_connected(self, timeout_s: float) -> None:
+        """Wait until the other end has answered the handshake.
+
+        Raises:
+            LinkLost: nobody answered in time, or with keys that do not fit.
+        """
+        try:
+            await asyncio.wait_for(self._connected.wait(), timeout_s)
+        except TimeoutError:
+            raise LinkLost(
+                f"nobody answers at {self.address} within {timeout_s:g} s. Is the engine "
+                "running there, and with the same keys?"
+            ) from None
+
+    async def send(self, frame: bytes) -> None:
+        """Queue a frame; waits while the queue is full.
+
+        Raises:
+            LinkLost: the connection ended.
+        """
+        await self._unless_lost(asyncio.ensure_future(self._socket.send(frame)))
+
+    async def receive(self) -> bytes:
+        """The next frame.
+
+        Raises:
+            LinkLost: the connection ended, and all that came before is read.
+        """
+        return await self._unless_lost(asyncio.ensure_future(self._socket.recv()))
+
+    async def _unless_lost(self, wanted: "asyncio.Future[Result]") -> Result:
+        if wanted.done():
+            return wanted.result()
+        lost = asyncio.ensure_future(self._lost.wait())
+        either: set[asyncio.Future[Any]] = {wanted, lost}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if not wanted.done():
+                raise LinkLost(f"the connection to {self.address} ended")
+            return wanted.result()
+        finally:
+            lost.cancel()
+            wanted.cancel()
+
+    def close(self, linger_s: float = 0.0) -> None:
+        """End the connection; what is queued may leave for `linger_s`. May be called twice."""
+        if self._socket.closed:
+            return
+        if self._watching is not None:
+            self._watching.cancel()
+        self._socket.disable_monitor()
+        self._monitor.close(linger=0)
+        self._socket.close(linger=int(linger_s * 1000))
+        self._context.term()
+
+
+_LIFE_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+
+
+def prepare_dealer(
+    socket: "zmq.Socket[bytes] | zmq.asyncio.Socket",
+    address: str,
+    limits: LinkLimits,
+    curve_server_key: str,
+) -> None:
+    """Set a DEALER's bounds and, for an encrypted engine, its keys."""
+    _apply(socket, limits)  # type: ignore[arg-type]  # same options on both kinds
+    _allow_ipv6(socket, address)  # type: ignore[arg-type]
+    socket.reconnect_ivl = 50
+    socket.reconnect_ivl_max = 1000
+    if curve_server_key and address.startswith("tcp://"):
+        own = Curve.fresh()
+        socket.curve_serverkey = curve_server_key.encode()
+        socket.curve_publickey = own.public.encode()
+        socket.curve_secretkey = own.secret.encode()
+
+
+def _milliseconds(timeout_s: float | None) -> int | None:
+    """For `poll`: rounded up, so that a wait for a deadline does not spin before it."""
+    return None if timeout_s is None else max(0, int(timeout_s * 1000 + 0.999))
+
+
+def _refuse_taken_path(path: Path) -> None:
+    """A socket that somebody listens on must not be replaced silently, as bind would do."""
+    if path.is_socket() and _somebody_listens(path):
+        raise AddressError(
+            f"ipc://{path} is in use by another process. Choose another path or end that process"
+        )
+    if not path.parent.is_dir():
+        raise AddressError(f"the directory of the socket ipc://{path} does not exist")
+
+
+def _somebody_listens(path: Path) -> bool:
+    with unix.socket(unix.AF_UNIX, unix.SOCK_STREAM) as probe:
+        return probe.connect_ex(str(path)) == 0
+
+
+def _why_not_bound(address: str, error: zmq.ZMQError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"{address} is in use by another process. Choose another port, or port 0 to be "
+            "given a free one"
+        )
+    if error.errno in (errno.ENODEV, errno.EADDRNOTAVAIL):
+        return f"{address} is not an address of this machine"
+    return f"cannot listen at {address}: {error.strerror}"

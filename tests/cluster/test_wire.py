@@ -1,0 +1,234 @@
+"""Messages as bytes: what goes out comes back, and nothing else gets in."""
+
+import os
+import pickle
+import typing
+from collections.abc import Iterable
+
+import msgpack
+import msgspec
+import numpy as np
+import pytest
+
+from cluster import messages, wire
+from cluster.errors import WireError
+from cluster.frontend.tokenizer_files import TokenizerFiles
+from scheduler.arrays import int32
+from scheduler.plan import Admission, LogprobRows, StepPlan, StepResult
+from scheduler.request import Abort, Ended, Rejection, Request, Started, TokenBatch
+from scheduler.sampling import SamplingParams
+
+CAPACITY = messages.RankCapacity(num_blocks=9, block_bytes=4, vocab_size=100, max_model_len=64)
+ROWS = LogprobRows(
+    row=int32([0]),
+    position=int32([3]),
+    width=2,
+    token=int32([5, 6]),
+    logprob=np.asarray([-0.5, -1.5], dtype=np.float32),
+    rank=int32([1]),
+)
+
+FROM_CLIENT = (
+    messages.ClientHello(protocol=1, label="me"),
+    messages.TokenizerRequest(),
+    messages.StatusRequest(),
+    Request(
+        handle=7,
+        prompt=int32([1, 2, 3]),
+        sampling=SamplingParams(max_tokens=5, logit_bias={3: 1.0}, stop=["x"], seed=9),
+        end_ids=(2,),
+        cache_salt="salt",
+        timeout_s=3.5,
+    ),
+    Abort(int32([7, 8])),
+)
+TO_CLIENT = (
+    messages.ServerInfo(
+        protocol=1,
+        engine_id="e",
+        model="m",
+        max_model_len=64,
+        vocab_size=100,
+        block_size=16,
+        max_num_seqs=4,
+        end_ids=(2,),
+        defaults=messages.GenerationDefaults(temperature=0.5, top_k=3),
+    ),
+    messages.EngineStarting(message="loading"),
+    messages.EngineStopping(message="bye", drain_s=2.0),
+    messages.Refusal(reason="protocol", message="no"),
+    TokenizerFiles(tokenizer_json=b"{}", chat_templates={"default": "x"}),
+    TokenBatch(
+        handle=int32([1, 2]),
+        count=int32([1, 2]),
+        token=int32([9, 8, 7]),
+        finish=np.asarray([0, 2], dtype=np.uint8),
+        started=(Started(handle=1, num_cached_tokens=16),),
+        ended=(Ended(handle=2, num_preemptions=1),),
+        logprobs=ROWS,
+    ),
+    Rejection(handle=1, reason="queue_full", message="full", retry_after_s=1.5),
+    messages.Status(
+        engine_id="e",
+        model="m",
+        state="serving",
+        uptime_s=1.0,
+        groups=(
+            messages.GroupStatus(
+                group=0, epoch=1, state="ready", ranks=(messages.RankStatus(rank=0, state="ready"),)
+            ),
+        ),
+        totals=messages.Totals(finished={"stop": 3}, num_steps=4),
+    ),
+)
+TO_ENGINE = (
+    messages.WorkerHello(
+        protocol=1, engine_id="e", key="k", group=0, epoch=1, rank=1, capacity=CAPACITY
+    ),
+    messages.WorkerReady(),
+    messages.WorkerFailed(group=0, epoch=1, rank=1, step=5, message="boom"),
+    StepResult(epoch=1, step=2, token=int32([4]), logprobs=ROWS, compute_s=0.5),
+    messages.SupervisorHello(protocol=1, engine_id="e", key="k"),
+    messages.GroupStopped(0, 1),
+    messages.Shutdown(drain_s=1.0),
+)
+FROM_ENGINE = (
+    messages.PoolSize(8),
+    StepPlan(
+        epoch=1,
+        step=2,
+        admitted=(Admission(slot=0, sampling=SamplingParams(), num_prompt=3, blocks=int32([4])),),
+        slot=int32([0]),
+        start=int32([0]),
+        count=int32([3]),
+        samples=np.asarray([True]),
+        given=int32([3]),
+        token=int32([1, 2, 3]),
+    ),
+    messages.Stop("done"),
+    messages.Refusal(reason="protocol", message="no"),
+    messages.StartGroup(0, 2),
+    messages.GroupReady(group=0, epoch=1, num_blocks=8),
+    messages.GroupLost(group=0, epoch=1, message="rank 1 died", rank=1, step=5, restarts=True),
+)
+CHANNELS = (
+    (wire.FROM_CLIENT, messages.FromClient, FROM_CLIENT),
+    (wire.TO_CLIENT, messages.ToClient, TO_CLIENT),
+    (wire.TO_ENGINE, messages.ToEngine, TO_ENGINE),
+    (wire.FROM_ENGINE, messages.FromEngine, FROM_ENGINE),
+)
+EACH = [
+    pytest.param(channel, message, id=f"{type(message).__name__} {channel.name}")
+    for channel, _, examples in CHANNELS
+    for message in examples
+]
+
+
+@pytest.mark.parametrize(("channel", "union", "examples"), CHANNELS)
+def test_every_message_of_a_channel_has_an_example_here(
+    channel: wire.Channel[object], union: object, examples: Iterable[object]
+) -> None:
+    assert {type(message) for message in examples} == set(typing.get_args(union))
+
+
+@pytest.mark.parametrize(("channel", "message"), EACH)
+def test_a_message_comes_back_as_it_went(
+    channel: wire.Channel[object], message: msgspec.Struct
+) -> None:
+    back = channel.decode(channel.encode(message))
+
+    assert type(back) is type(message)
+    assert channel.encode(back) == channel.encode(message)
+
+
+@pytest.mark.parametrize(("channel", "message"), EACH)
+def test_the_independent_msgpack_package_reads_every_message(
+    channel: wire.Channel[object], message: msgspec.Struct
+) -> None:
+    read = msgpack.unpackb(channel.encode(message), strict_map_key=False)
+
+    assert read["type"] == message.__struct_config__.tag
+    for name, value in read.items():
+        own = getattr(message, name, None)
+        if isinstance(own, np.ndarray):
+            assert np.array_equal(np.frombuffer(value, own.dtype.newbyteorder("<")), own)
+
+
+def test_what_msgpack_writes_is_read_as_our_message() -> None:
+    prompt = np.asarray([1, 2, 3], dtype="<i4").tobytes()
+    frame = msgpack.packb(
+        {"type": "request", "handle": 1, "prompt": prompt, "sampling": {"max_tokens": 4}}
+    )
+
+    request = wire.FROM_CLIENT.decode(frame)
+
+    assert isinstance(request, Request)
+    assert request.prompt.tolist() == [1, 2, 3]
+    assert request.sampling.max_tokens == 4
+
+
+class Exploit:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return os.mkdir, ("/tmp/stoker-was-exploited",)
+
+
+BAD_FRAMES = {
+    "nothing": b"",
+    "an empty map": b"\x80",
+    "noise": bytes(range(256)),
+    "a pickle": pickle.dumps(Exploit()),
+    "nesting without end": b"\x91" * 100_000,
+    "a map that claims four billion entries": b"\xdf\xff\xff\xff\xff",
+    "an unknown type": msgpack.packb({"type": "shell", "command": "ls"}),
+    "a message of the other direction": wire.TO_CLIENT.encode(FROM_ENGINE[3]),
+    "a missing field": msgpack.packb({"type": "request"}),
+    "a column of half a number": msgpack.packb({"type": "abort", "handle": b"\1\2\3"}),
+    "a column that is text": msgpack.packb({"type": "abort", "handle": "1"}),
+    "a field out of range": msgpack.packb(
+        {"type": "request", "handle": 1, "prompt": b"", "sampling": {"top_p": 2.0}}
+    ),
+    "something after the message": wire.FROM_CLIENT.encode(FROM_CLIENT[1]) + b"\0",
+}
+
+
+@pytest.mark.parametrize("frame", BAD_FRAMES.values(), ids=BAD_FRAMES.keys())
+@pytest.mark.parametrize("channel", [wire.FROM_CLIENT, wire.TO_ENGINE])
+def test_anything_else_is_a_wire_error_and_runs_nothing(
+    channel: wire.Channel[object], frame: bytes
+) -> None:
+    with pytest.raises(WireError, match="not a message from"):
+        channel.decode(frame)
+    assert not os.path.exists("/tmp/stoker-was-exploited")
+
+
+def test_an_error_names_the_field_and_what_is_wrong_with_it() -> None:
+    frame = BAD_FRAMES["a field out of range"]
+
+    with pytest.raises(WireError, match=r"top_p must be .*2\.0.*\$\.sampling"):
+        wire.FROM_CLIENT.decode(frame)
+
+
+def test_the_handle_of_a_request_that_cannot_be_read_is_still_found() -> None:
+    assert wire.handle_of(BAD_FRAMES["a field out of range"]) == 1
+    assert wire.handle_of(BAD_FRAMES["a missing field"]) is None
+    assert wire.handle_of(BAD_FRAMES["noise"]) is None
+
+
+def test_a_message_over_the_limit_is_refused_at_both_ends() -> None:
+    prompt = np.zeros(wire.FROM_CLIENT.max_bytes // 4 + 1, dtype=np.int32)
+    request = Request(handle=1, prompt=prompt, sampling=SamplingParams())
+
+    with pytest.raises(WireError, match=r"Request of 16777.* over the limit of 16777216 bytes"):
+        wire.FROM_CLIENT.encode(request)
+    with pytest.raises(WireError, match="over the limit"):
+        wire.FROM_CLIENT.decode(b"\0" * (wire.FROM_CLIENT.max_bytes + 1))
+
+
+def test_a_steady_decode_step_of_256_sequences_is_under_4_kib() -> None:
+    slots = np.arange(256, dtype=np.int32)
+    plan = StepPlan(
+        epoch=3, step=1000, slot=slots, start=slots + 2000, block=slots[:16], block_slot=slots[:16]
+    )
+    result = StepResult(epoch=3, step=1000, token=slots + 40_000, compute_s=0.01)
+
+    assert len(wire.FROM_ENGINE.encode(plan)) + len(wire.TO_ENGINE.encode(result)) < 4096
