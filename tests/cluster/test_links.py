@@ -1,0 +1,285 @@
+"""Sockets: bounded, loopback or private, and deaf to garbage."""
+
+import asyncio
+import os
+import socket
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cluster.errors import AddressError, LinkLost, PeerGone
+from cluster.links import (
+    AsyncDealerLink,
+    Curve,
+    DealerLink,
+    EngineLinks,
+    LinkLimits,
+    ServerLink,
+    check_address,
+)
+
+LIMITS = LinkLimits(max_message_bytes=1 << 20)
+TCP = "tcp://127.0.0.1:0"
+
+
+@pytest.fixture
+def links(tmp_path: Path) -> Iterator[EngineLinks]:
+    """Front on TCP, back on a Unix socket."""
+    links = EngineLinks(TCP, f"ipc://{tmp_path}/back", front_limits=LIMITS, back_limits=LIMITS)
+    yield links
+    links.close(linger_s=0.0)
+
+
+def next_from(links: EngineLinks, link: ServerLink, timeout_s: float = 5.0) -> tuple[bytes, bytes]:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        for peer, frame in link.receive():
+            return peer, frame
+        links.wait(deadline - time.monotonic())
+    raise AssertionError("nothing arrived")
+
+
+def send_until_refused(links: EngineLinks, peer: bytes, frame: bytes, pause_s: float = 0.0) -> None:
+    """The socket learns that a peer left a moment after its monitor does."""
+    for _ in range(10_000):
+        links.back.send(peer, frame)
+        links.wait(pause_s)
+
+
+@pytest.mark.parametrize("side", ["front", "back"])
+def test_frames_pass_both_ways_on_both_kinds_of_socket(links: EngineLinks, side: str) -> None:
+    link: ServerLink = getattr(links, side)
+    with DealerLink(link.address, LIMITS) as dealer:
+        dealer.wait_connected(5.0)
+        dealer.send(b"hello")
+        peer, frame = next_from(links, link)
+        link.send(peer, b"welcome")
+
+        assert frame == b"hello"
+        assert dealer.receive(5.0) == b"welcome"
+        assert dealer.receive(0.0) is None
+
+
+def test_port_0_publishes_the_port_that_was_given(links: EngineLinks) -> None:
+    host, port = links.front.address.removeprefix("tcp://").split(":")
+    assert host == "127.0.0.1"
+    assert int(port) > 0
+
+
+def test_a_unix_socket_is_for_its_owner_alone(links: EngineLinks) -> None:
+    mode = os.stat(links.back.address.removeprefix("ipc://")).st_mode
+    assert stat.S_IMODE(mode) & 0o077 == 0
+
+
+def test_a_port_in_use_is_refused_with_the_way_out(links: EngineLinks, tmp_path: Path) -> None:
+    with pytest.raises(AddressError, match=r"in use by another process.*port 0"):
+        EngineLinks(
+            links.front.address,
+            f"ipc://{tmp_path}/other",
+            front_limits=LIMITS,
+            back_limits=LIMITS,
+        )
+
+
+def test_a_unix_socket_in_use_is_not_stolen(links: EngineLinks) -> None:
+    with pytest.raises(AddressError, match="in use by another process"):
+        EngineLinks(TCP, links.back.address, front_limits=LIMITS, back_limits=LIMITS)
+
+
+def test_a_unix_socket_that_a_dead_process_left_is_used_again(tmp_path: Path) -> None:
+    path = tmp_path / "left"
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+    links = EngineLinks(TCP, f"ipc://{path}", front_limits=LIMITS, back_limits=LIMITS)
+    links.close(linger_s=0.0)
+
+
+@pytest.mark.parametrize(
+    ("address", "complaint"),
+    [
+        ("ipc://" + "/x" * 60, "has 120 bytes; Unix sockets allow 107"),
+        ("tcp://127.0.0.1", "tcp://HOST:PORT"),
+        ("tcp://127.0.0.1:99999", "tcp://HOST:PORT"),
+        ("tcp://:80x", "tcp://HOST:PORT"),
+        ("udp://127.0.0.1:1", "starts with ipc:// or tcp://"),
+        ("ipc://", "starts with ipc:// or tcp://"),
+    ],
+)
+def test_an_address_that_cannot_be_used_is_refused_before_anything_is_opened(
+    address: str, complaint: str
+) -> None:
+    with pytest.raises(AddressError, match=complaint):
+        check_address(address)
+
+
+def test_a_directory_that_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(AddressError, match=r"directory of the socket .* does not exist"):
+        EngineLinks(TCP, f"ipc://{tmp_path}/no/back", front_limits=LIMITS, back_limits=LIMITS)
+
+
+def test_an_address_of_another_machine_cannot_be_bound(tmp_path: Path) -> None:
+    with pytest.raises(AddressError, match="not an address of this machine"):
+        EngineLinks(
+            "tcp://192.0.2.1:0", f"ipc://{tmp_path}/b", front_limits=LIMITS, back_limits=LIMITS
+        )
+
+
+def test_a_peer_that_left_is_reported_to_whoever_sends_to_it(links: EngineLinks) -> None:
+    dealer = DealerLink(links.back.address, LIMITS)
+    dealer.send(b"hello")
+    peer, _ = next_from(links, links.back)
+    dealer.close()
+    while not links.back.count_disconnects():
+        links.wait(5.0)
+
+    with pytest.raises(PeerGone, match="has left"):
+        send_until_refused(links, peer, b"plan", pause_s=0.01)
+
+
+def test_a_peer_that_does_not_read_is_cut_off_and_the_others_are_not(tmp_path: Path) -> None:
+    few = LinkLimits(queue_messages=10)
+    links = EngineLinks(TCP, f"ipc://{tmp_path}/b", front_limits=few, back_limits=few)
+    with DealerLink(links.back.address, few) as slow, DealerLink(links.back.address, few) as good:
+        slow.send(b"slow")
+        slow_peer, _ = next_from(links, links.back)
+        good.send(b"good")
+        good_peer, _ = next_from(links, links.back)
+
+        with pytest.raises(PeerGone, match="reads too slowly"):
+            send_until_refused(links, slow_peer, b"x" * 10_000)
+
+        links.back.send(good_peer, b"still here")
+        assert good.receive(5.0) == b"still here"
+    links.close(linger_s=0.0)
+
+
+def test_a_stranger_cannot_be_sent_to(links: EngineLinks) -> None:
+    with pytest.raises(PeerGone):
+        links.front.send(b"nobody", b"x")
+
+
+@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", bytes(range(256)) * 400, b""])
+def test_bytes_that_are_not_zeromq_at_all_change_nothing(links: EngineLinks, data: bytes) -> None:
+    host, port = links.front.address.removeprefix("tcp://").split(":")
+    with socket.create_connection((host, int(port))) as raw:
+        raw.sendall(data)
+    with DealerLink(links.front.address, LIMITS) as dealer:
+        dealer.send(b"hello")
+        assert next_from(links, links.front)[1] == b"hello"
+
+
+def test_an_oversized_frame_is_never_delivered_and_ends_its_connection(links: EngineLinks) -> None:
+    with DealerLink(links.front.address, LinkLimits(max_message_bytes=100 << 20)) as big:
+        big.wait_connected(5.0)
+        big.send(b"x" * (100 << 20))
+        while not links.front.count_disconnects():
+            links.wait(5.0)
+        with pytest.raises(LinkLost):
+            big.receive(5.0)
+    assert list(links.front.receive()) == []
+    with DealerLink(links.front.address, LIMITS) as dealer:
+        dealer.send(b"hello")
+        assert next_from(links, links.front)[1] == b"hello"
+
+
+def test_messages_of_several_frames_are_dropped_and_counted(links: EngineLinks) -> None:
+    with DealerLink(links.front.address, LIMITS) as dealer:
+        dealer._socket.send_multipart([b"a", b"b"])
+        dealer.send(b"hello")
+        assert next_from(links, links.front)[1] == b"hello"
+    assert links.front.num_malformed == 1
+
+
+def test_the_end_of_the_engine_is_noticed_after_its_last_words(tmp_path: Path) -> None:
+    links = EngineLinks(TCP, f"ipc://{tmp_path}/b", front_limits=LIMITS, back_limits=LIMITS)
+    with DealerLink(links.back.address, LIMITS) as dealer:
+        dealer.send(b"hello")
+        peer, _ = next_from(links, links.back)
+        links.back.send(peer, b"stop")
+        links.close(linger_s=1.0)
+
+        assert dealer.receive(5.0) == b"stop"
+        with pytest.raises(LinkLost, match="ended"):
+            dealer.receive(5.0)
+
+
+def test_nobody_at_the_address_is_said_in_time(tmp_path: Path) -> None:
+    with (
+        DealerLink(f"ipc://{tmp_path}/nobody", LIMITS) as dealer,
+        pytest.raises(LinkLost, match=r"nobody answers .* within 0\.05 s"),
+    ):
+        dealer.wait_connected(0.05)
+
+
+def test_a_worker_may_dial_before_the_engine_listens(tmp_path: Path) -> None:
+    with DealerLink(f"ipc://{tmp_path}/b", LIMITS) as dealer:
+        dealer.send(b"early")
+        links = EngineLinks(TCP, f"ipc://{tmp_path}/b", front_limits=LIMITS, back_limits=LIMITS)
+        assert next_from(links, links.back)[1] == b"early"
+        links.close(linger_s=0.0)
+
+
+def test_waiting_returns_when_a_descriptor_is_readable(links: EngineLinks) -> None:
+    reader, writer = os.pipe()
+    try:
+        with DealerLink(links.back.address, LIMITS) as dealer:
+            os.write(writer, b"!")
+            assert dealer.wait(5.0, [reader]) == {reader}
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def test_an_encrypted_engine_answers_only_those_who_know_its_key(tmp_path: Path) -> None:
+    keys = Curve.fresh()
+    links = EngineLinks(
+        TCP, f"ipc://{tmp_path}/b", front_limits=LIMITS, back_limits=LIMITS, curve=keys
+    )
+    with (
+        DealerLink(links.front.address, LIMITS, curve_server_key=keys.public) as friend,
+        DealerLink(links.front.address, LIMITS) as stranger,
+    ):
+        friend.wait_connected(5.0)
+        friend.send(b"hello")
+        assert next_from(links, links.front)[1] == b"hello"
+        with pytest.raises(LinkLost):
+            stranger.wait_connected(0.2)
+    links.close(linger_s=0.0)
+
+
+def test_the_async_link_carries_frames_and_notices_the_end(tmp_path: Path) -> None:
+    links = EngineLinks(TCP, f"ipc://{tmp_path}/b", front_limits=LIMITS, back_limits=LIMITS)
+
+    async def talk() -> list[bytes]:
+        link = AsyncDealerLink(links.front.address, LIMITS)
+        try:
+            await link.wait_connected(5.0)
+            await link.send(b"hello")
+            peer, frame = await asyncio.to_thread(next_from, links, links.front)
+            links.front.send(peer, b"welcome")
+            heard = [frame, await link.receive()]
+            links.front.send(peer, b"bye")
+            await asyncio.to_thread(links.close, 1.0)
+            heard.append(await link.receive())
+            with pytest.raises(LinkLost):
+                await link.receive()
+            return heard
+        finally:
+            link.close()
+
+    assert asyncio.run(talk()) == [b"hello", b"welcome", b"bye"]
+
+
+def test_the_async_link_says_in_time_that_nobody_is_there(tmp_path: Path) -> None:
+    async def talk() -> None:
+        link = AsyncDealerLink(f"ipc://{tmp_path}/nobody", LIMITS)
+        try:
+            await link.wait_connected(0.05)
+        finally:
+            link.close()
+
+    with pytest.raises(LinkLost, match="nobody answers"):
+        asyncio.run(talk())
