@@ -1,0 +1,66 @@
+"""A step while it is being planned: slices, admissions and new blocks, still as lists."""
+
+import numpy as np
+
+from scheduler.arrays import NO_INT32, Int32Array, int32
+from scheduler.plan import Admission
+from scheduler.sequences import Sequence
+
+
+class StepDraft:
+    """Decodes come as columns, prefill slices and admissions one by one."""
+
+    def __init__(self) -> None:
+        self.admissions: list[Admission] = []
+        self.admitted: list[Sequence] = []
+        self.preempted: list[Sequence] = []
+        self.deferred: dict[int, str] = {}
+        """Serials that could have been next, and why they were not."""
+        self.block_slot: Int32Array = NO_INT32
+        self.block: Int32Array = NO_INT32
+        self.num_decode = self.num_prefill = 0
+        self._decode_slot: Int32Array = NO_INT32
+        self._decode_start: Int32Array = NO_INT32
+        self._prefills: dict[int, tuple[int, int]] = {}
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_decode + self.num_prefill
+
+    def decode(self, slots: Int32Array, starts: Int32Array) -> None:
+        """One token for each slot."""
+        self._decode_slot, self._decode_start = slots, starts
+        self.num_decode = len(slots)
+
+    def grow(self, slots: Int32Array, blocks: list[int]) -> None:
+        """One new block for each slot."""
+        self.block_slot, self.block = slots, int32(blocks)
+
+    def prefill(self, slot: int, start: int, count: int) -> int:
+        """`count` tokens of a slot, or so many more of its slice; returns the slice's end."""
+        first, taken = self._prefills.get(slot, (start, 0))
+        self._prefills[slot] = (first, taken + count)
+        self.num_prefill += count
+        return first + taken + count
+
+    def admit(self, admission: Admission, sequence: Sequence) -> None:
+        self.admissions.append(admission)
+        self.admitted.append(sequence)
+
+    def prefills(self) -> list[tuple[int, int]]:
+        """(slot, tokens) of each prefill slice so far."""
+        return [(slot, count) for slot, (_, count) in self._prefills.items()]
+
+    def columns(self) -> tuple[Int32Array, Int32Array, Int32Array]:
+        """slot, start and count of all slices, decodes first."""
+        ones = np.ones(self.num_decode, dtype=np.int32)
+        if not self._prefills:
+            return self._decode_slot, self._decode_start, ones
+        slots = int32(list(self._prefills))
+        starts = int32([start for start, _ in self._prefills.values()])
+        counts = int32([count for _, count in self._prefills.values()])
+        return (
+            np.concatenate([self._decode_slot, slots]),
+            np.concatenate([self._decode_start, starts]),
+            np.concatenate([ones, counts]),
+        )

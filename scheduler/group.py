@@ -1,0 +1,324 @@
+"""One worker group as the scheduler sees it: its running sequences, its cache, its plans.
+
+A group is one replica of the model. It knows nothing of the queue or of other groups; the
+scheduler tells it whom to admit. Plans are answered in order; at most a few are unanswered.
+"""
+
+import zlib
+from collections import deque
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvcache.cache import KVCache
+from scheduler.arrays import NO_BOOL, NO_INT32, BoolArray, Int32Array, Int64Array, int32
+from scheduler.budget import StepTime
+from scheduler.config import SchedulerConfig
+from scheduler.draft import StepDraft
+from scheduler.errors import ProtocolError
+from scheduler.plan import Admission, StepPlan, StepResult
+from scheduler.sequences import RunningColumns, Sequence
+
+_LEAST_GROWTH = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """What the core remembers of a plan until it is answered. Columns are [S]."""
+
+    step: int
+    slot: Int32Array
+    serial: Int64Array
+    end: Int32Array
+    """Position after the slice."""
+    samples: BoolArray
+    num_tokens: int
+
+
+class Group:
+    """Running sequences in slots, their blocks, and the plans in flight."""
+
+    def __init__(
+        self,
+        *,
+        group_id: int,
+        epoch: int,
+        num_blocks: int,
+        config: SchedulerConfig,
+        max_model_len: int,
+    ) -> None:
+        self.group_id, self.epoch = group_id, epoch
+        self.block_size = config.block_size
+        self.max_len = min(max_model_len, num_blocks * config.block_size)
+        self.cache = KVCache(
+            num_blocks=num_blocks,
+            block_size=config.block_size,
+            num_slots=config.max_num_seqs,
+            max_blocks_per_slot=-(-self.max_len // config.block_size),
+            reuses_prefixes=config.enable_prefix_caching,
+        )
+        self.running = RunningColumns(config.max_num_seqs, self.max_len)
+        self.unanswered: deque[Issued] = deque()
+        self.leaving: dict[int, tuple[int, Sequence]] = {}
+        """Preempted sequences by serial, each with the step whose answer they wait for."""
+        self.step = 0
+        self.step_time = StepTime()
+        self.peak_blocks = 0
+        self.growth_share = _LEAST_GROWTH
+        """Share of the running sequences' possible growth that admission leaves blocks for;
+        preemptions raise it, finished sequences let it fall."""
+        self._released: list[int] = []
+        self._coming: dict[bytes, int] = {}
+        """Keys of prompt blocks that running sequences are going to compute."""
+
+    @property
+    def num_running(self) -> int:
+        return len(self.running.order)
+
+    @property
+    def load(self) -> int:
+        """Tokens that the running sequences would compute next."""
+        rows = self.running
+        return int((rows.known[rows.order] - rows.planned[rows.order]).sum())
+
+    def due(self) -> tuple[Int32Array, Int32Array]:
+        """Running slots that can go on, first to go first, and their uncomputed tokens.
+
+        The last token before a sequence's limit is never computed: nothing follows it.
+        """
+        rows = self.running
+        slots = rows.order
+        todo = np.minimum(rows.known[slots], rows.limit[slots] - 1) - rows.planned[slots]
+        can_go_on = todo > 0
+        return slots[can_go_on], todo[can_go_on]
+
+    def decode(self, draft: StepDraft, slots: Int32Array) -> list[Sequence]:
+        """Plan one token for each slot; returns the sequences preempted to make room.
+
+        Slots that must wait for blocks in limbo sit this step out.
+        """
+        rows = self.running
+        needy = rows.planned[slots] >= rows.capacity[slots]
+        preempted: list[Sequence] = []
+        if needy.any():
+            short = slots[needy]
+            if len(short) > self.cache.num_idle:
+                preempted = self._make_room(short)
+                alive = rows.serial[slots] >= 0
+                slots, needy = slots[alive], needy[alive]
+                waits = np.flatnonzero(needy)[self.cache.num_idle :]
+                slots, needy = np.delete(slots, waits), np.delete(needy, waits)
+                short = slots[needy]
+            if len(short):
+                draft.grow(short, self.cache.extend(short))
+                rows.capacity[short] += self.block_size
+        draft.decode(slots, rows.planned[slots])
+        return preempted
+
+    def prefill(self, draft: StepDraft, slot: int, count: int) -> None:
+        """Plan the next `count` uncomputed tokens of a slot that has blocks for them.
+
+        Their full blocks can be shared at once: a later plan runs after this one, and within
+        one step K/V of all slices are written before any is read.
+        """
+        end = draft.prefill(slot, int(self.running.planned[slot]), count)
+        self._commit(slot, end)
+
+    def _commit(self, slot: int, length: int) -> None:
+        """Name the full blocks among the first `length` tokens in the prefix index."""
+        rows = self.running
+        first, last = int(rows.committed[slot]), length // self.block_size
+        if last <= first or not self.cache.reuses_prefixes:
+            return
+        sequence = rows.at(slot)
+        sequence.extend_keys(rows.tokens[slot, : last * self.block_size], self.block_size)
+        num_announced = int(rows.num_admitted[slot]) // self.block_size
+        for index in range(first, last):
+            self.cache.commit(slot, index, sequence.keys[index])
+            if index < num_announced:
+                self._not_coming(sequence.keys[index])
+        rows.committed[slot] = last
+
+    def _not_coming(self, key: bytes) -> None:
+        count = self._coming.get(key, 0)
+        if count > 1:
+            self._coming[key] = count - 1
+        elif count:
+            del self._coming[key]
+
+    def match(self, sequence: Sequence) -> list[int]:
+        """Cached blocks that the sequence could start with; its last token is never cached."""
+        if not (self.cache.reuses_prefixes and sequence.reads_cache):
+            return []
+        sequence.extend_keys(sequence.tokens, self.block_size)
+        return self.cache.match(sequence.keys[: (len(sequence.tokens) - 1) // self.block_size])
+
+    def computes_soon(self, sequence: Sequence, cached: list[int]) -> bool:
+        """Whether a running sequence is about to compute the block after `cached`."""
+        if not (self.cache.reuses_prefixes and sequence.reads_cache):
+            return False
+        at = len(cached)
+        usable = (len(sequence.tokens) - 1) // self.block_size
+        return at < usable and sequence.keys[at] in self._coming
+
+    def admit(self, draft: StepDraft, sequence: Sequence, cached: list[int], count: int) -> None:
+        """Give the sequence a slot and blocks for all its tokens; plan its first slice."""
+        num_cached = len(cached) * self.block_size
+        num_tokens = len(sequence.tokens)
+        blocks = -(-num_tokens // self.block_size)
+        slot = self.running.admit(sequence, num_cached, blocks * self.block_size)
+        table = self.cache.admit(slot, cached, num_tokens)
+        self.running.committed[slot] = len(cached)
+        sequence.slot, sequence.group_id = slot, self.group_id
+        sampling = sequence.request.sampling
+        draft.admit(
+            Admission(
+                slot=slot,
+                sampling=sampling,
+                num_prompt=sequence.num_prompt,
+                blocks=int32(table),
+                num_cached=num_cached,
+                end_ids=sequence.request.end_ids,
+                history=sequence.tokens[:num_cached] if sampling.needs_history else NO_INT32,
+            ),
+            sequence,
+        )
+        if self.cache.reuses_prefixes:
+            sequence.extend_keys(sequence.tokens, self.block_size)
+            for key in sequence.keys[len(cached) :]:
+                self._coming[key] = self._coming.get(key, 0) + 1
+        self.prefill(draft, slot, count)
+
+    def leave(self, slot: int) -> Sequence:
+        """Take the sequence out of its slot; its blocks idle when no plan can write them."""
+        rows = self.running
+        sequence = rows.at(slot)
+        if self._coming:
+            num_announced = int(rows.num_admitted[slot]) // self.block_size
+            for key in sequence.keys[int(rows.committed[slot]) : num_announced]:
+                self._not_coming(key)
+        rows.leave(slot)
+        self.cache.release(slot, self.step if self.unanswered else None)
+        self._released.append(slot)
+        sequence.slot = -1
+        return sequence
+
+    def preempt(self, slot: int) -> Sequence:
+        """Like `leave`, for a sequence that comes back: its tokens in flight are awaited."""
+        sequence = self.leave(slot)
+        sequence.num_preemptions += 1
+        self.growth_share = min(1.0, 2 * self.growth_share + 0.1)
+        if self.unanswered:
+            self.leaving[sequence.serial] = (self.step, sequence)
+        else:
+            sequence.group_id = None
+        return sequence
+
+    def finish(self, slot: int) -> None:
+        """Like `leave`, for a sequence that ended by itself."""
+        self.leave(slot)
+        self.growth_share = max(_LEAST_GROWTH, 0.95 * self.growth_share)
+
+    def _make_room(self, short: Int32Array) -> list[Sequence]:
+        """Preempt last ones until the blocks coming free suffice for the others of `short`."""
+        preempted = []
+        rows = self.running
+        wanting = set(short.tolist())
+        while len(wanting) > self.cache.num_idle + self.cache.num_limbo and len(rows.order) > 1:
+            victim = int(rows.order[-1])
+            wanting.discard(victim)
+            preempted.append(self.preempt(victim))
+        return preempted
+
+    def dispatch(self, draft: StepDraft) -> StepPlan:
+        """Turn the draft into the next plan and remember it until it is answered."""
+        rows = self.running
+        slot, start, count = draft.columns()
+        end = start + count
+        samples = end == rows.known[slot]
+        given = np.clip(rows.num_admitted[slot] - start, 0, count)
+        self.step += 1
+        self.unanswered.append(
+            Issued(
+                step=self.step,
+                slot=slot,
+                serial=rows.serial[slot],
+                end=end,
+                samples=samples,
+                num_tokens=draft.num_tokens,
+            )
+        )
+        plan = StepPlan(
+            epoch=self.epoch,
+            step=self.step,
+            released=int32(self._released) if self._released else NO_INT32,
+            admitted=tuple(draft.admissions),
+            block_slot=draft.block_slot,
+            block=draft.block,
+            slot=slot,
+            start=start,
+            count=count if draft.num_prefill else NO_INT32,
+            samples=NO_BOOL if samples.all() else samples,
+            given=given if given.any() else NO_INT32,
+            token=self._given_tokens(slot, start, given),
+        )
+        self._released = []
+        rows.planned[slot] = end
+        rows.known[slot] += samples
+        self.peak_blocks = max(self.peak_blocks, self.cache.num_blocks - self.cache.num_idle)
+        return plan
+
+    def _given_tokens(self, slot: Int32Array, start: Int32Array, given: Int32Array) -> Int32Array:
+        pieces = [
+            self.running.tokens[slot[row], start[row] : start[row] + given[row]]
+            for row in np.flatnonzero(given).tolist()
+        ]
+        return np.concatenate(pieces) if pieces else NO_INT32
+
+    def settle(self, result: StepResult) -> Issued:
+        """The oldest unanswered plan is answered; what it computed counts from now on.
+
+        Raises:
+            ProtocolError: the result answers another plan, or has another number of tokens.
+        """
+        expected = self.unanswered[0].step if self.unanswered else None
+        if result.step != expected:
+            raise ProtocolError(
+                f"group {self.group_id} answered step {result.step}, expected {expected}"
+            )
+        issued = self.unanswered[0]
+        if len(result.token) != np.count_nonzero(issued.samples):
+            raise ProtocolError(
+                f"group {self.group_id} answered step {result.step} with {len(result.token)} "
+                f"tokens, {np.count_nonzero(issued.samples)} slices sample"
+            )
+        self.unanswered.popleft()
+        self.cache.answered(issued.step)
+        self.step_time.learn(issued.num_tokens, result.compute_s)
+        rows = self.running
+        alive = rows.serial[issued.slot] == issued.serial
+        slots, ends = issued.slot[alive], issued.end[alive]
+        rows.answered[slots] = ends
+        if self.cache.reuses_prefixes:
+            for row in np.flatnonzero(ends // self.block_size > rows.committed[slots]).tolist():
+                self._commit(int(slots[row]), int(ends[row]))
+        return issued
+
+    def returned(self) -> list[Sequence]:
+        """Preempted sequences for which no answer is outstanding any more."""
+        last = self.unanswered[0].step - 1 if self.unanswered else self.step
+        back = [item for fence, item in self.leaving.values() if fence <= last]
+        for sequence in back:
+            del self.leaving[sequence.serial]
+            sequence.group_id = None
+        return back
+
+
+def checksum(plan: StepPlan) -> int:
+    """CRC-32 over the plan's columns, to tell whether a replay planned the same."""
+    crc = 0
+    columns = [plan.released, plan.block_slot, plan.block, plan.slot, plan.start, plan.count]
+    columns += [plan.given, plan.token] + [admission.blocks for admission in plan.admitted]
+    for column in columns:
+        crc = zlib.crc32(column.data, crc)
+    return zlib.crc32(plan.samples.data, crc)

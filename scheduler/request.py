@@ -1,0 +1,103 @@
+"""What a client submits, what it gets back, and why a request was refused."""
+
+from enum import IntEnum
+
+from msgspec import Struct
+
+from scheduler.arrays import NO_INT32, NO_UINT8, Int32Array, Uint8Array
+from scheduler.plan import LogprobRows
+from scheduler.sampling import SamplingParams
+
+
+class Finish(IntEnum):
+    """Why an output ended; 0 means that it goes on."""
+
+    NOT_YET = 0
+    STOP = 1
+    """An end token of the model or one of `stop_token_ids` (the last token says which)."""
+    LENGTH = 2
+    """max_tokens, the context length, or the size of the KV pool."""
+    ABORT = 3
+    TIMEOUT = 4
+    """The request's `timeout_s` passed; tokens sent so far stand."""
+    ERROR = 5
+
+
+class Request(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="request"
+):
+    """One prompt to continue with one output (`n` outputs are n requests of the front end)."""
+
+    handle: int
+    """Chosen by the client, unique among its live requests; answers carry it."""
+    prompt: Int32Array
+    """Token ids, at least one."""
+    sampling: SamplingParams
+    end_ids: tuple[int, ...] = ()
+    """The model's end tokens; `ignore_eos` switches them off."""
+    priority: int = 0
+    """Lower starts first; needs the `priority` policy."""
+    cache_salt: str | None = None
+    """Prefixes are reused only between requests of the same salt."""
+    timeout_s: float | None = None
+    """Seconds from arrival after which the request ends wherever it is."""
+    label: str = ""
+    """The client's own name for it, for logs; need not be unique."""
+
+
+class Abort(Struct, frozen=True, tag_field="type", tag="abort"):
+    """Forget these requests of mine; unknown handles are ignored. Not answered."""
+
+    handle: Int32Array
+
+
+class Rejection(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="rejection"
+):
+    """The request was not accepted and nothing of it was kept."""
+
+    handle: int
+    reason: str
+    """One of: invalid, too_long, queue_full, timeout, shutting_down, no_workers."""
+    message: str
+    """What was wanted, what there is, which limit, and what to change."""
+    param: str | None = None
+    retry_after_s: float | None = None
+
+
+class Started(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Sent with the first token of a request."""
+
+    handle: int
+    num_cached_tokens: int = 0
+    """Prompt tokens whose K/V were taken from the prefix cache."""
+    queue_s: float = 0.0
+    """Seconds from arrival to the first slice of the prompt."""
+
+
+class Ended(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Figures of a request that ended by itself, sent with its last tokens."""
+
+    handle: int
+    num_preemptions: int = 0
+    message: str = ""
+    """Filled for `Finish.ERROR` and `Finish.TIMEOUT`."""
+
+
+class TokenBatch(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="tokens"
+):
+    """All news of one step for one client. Row i of the columns speaks of one request."""
+
+    handle: Int32Array
+    """[N] whose news"""
+    count: Int32Array = NO_INT32
+    """[N] tokens of each row; an empty column means one each"""
+    token: Int32Array = NO_INT32
+    """[sum of count] token ids, row after row"""
+    finish: Uint8Array = NO_UINT8
+    """[N] `Finish` codes; an empty column means that no row ends"""
+    started: tuple[Started, ...] = ()
+    ended: tuple[Ended, ...] = ()
+    logprobs: LogprobRows | None = None
+    """Rows refer to rows of `handle`; only for requests that asked."""

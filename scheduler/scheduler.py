@@ -1,0 +1,417 @@
+"""The scheduler: which tokens every group computes next, and what comes of the results.
+
+A plain object: messages and `now` go in, plans and news come out. It has no clock, no
+socket, no thread and no tensor, so the same object runs live, in a simulator and in a
+replay. Sequences are submitted, wait, run in a group, and end; losing a group or the race
+for blocks puts them back to waiting with all their tokens.
+"""
+
+import heapq
+from collections.abc import Iterable
+
+import numpy as np
+
+from scheduler import journal as events
+from scheduler.admission import AdmissionRules
+from scheduler.arrays import Int32Array, int32
+from scheduler.budget import StepBudget
+from scheduler.config import ModelLimits, SchedulerConfig
+from scheduler.draft import StepDraft
+from scheduler.group import Group, checksum
+from scheduler.outbox import Outbox, Outgoing
+from scheduler.placement import best_group
+from scheduler.plan import StepPlan, StepResult
+from scheduler.policy import sort_key
+from scheduler.request import Ended, Finish, Rejection, Request
+from scheduler.sequences import Sequence
+from scheduler.settling import settle
+from scheduler.stats import Counters, GroupStats, SchedulerStats
+from scheduler.stopping import end_tokens
+from scheduler.waiting import WaitingQueue
+
+_MAX_LOOK_AHEAD = 64
+"""Waiting sequences looked at per plan, so that a blocked queue costs a bounded time."""
+
+
+class Scheduler:
+    """Owns every live sequence. Times are seconds of one monotonic clock of the caller's."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        model: ModelLimits,
+        journal: events.Journal | None = None,
+    ) -> None:
+        self.config, self.model = config, model
+        self.counters = Counters()
+        self.groups: dict[int, Group] = {}
+        self.waiting = WaitingQueue()
+        self.live: dict[tuple[int, int], Sequence] = {}
+        """Every live sequence by (client, handle)."""
+        self._rules = AdmissionRules(config, model)
+        self._deadlines: list[tuple[float, int, Sequence]] = []
+        self._next_serial = 0
+        self._journal = journal
+        self._record(events.opened(config, model))
+
+    # --- groups ---
+
+    def add_group(self, group_id: int, epoch: int, num_blocks: int, now: float) -> None:
+        """A group is ready to compute; it has never computed anything in this epoch."""
+        assert group_id not in self.groups, f"group {group_id} is already here"
+        self.groups[group_id] = Group(
+            group_id=group_id,
+            epoch=epoch,
+            num_blocks=num_blocks,
+            config=self.config,
+            max_model_len=self.model.max_model_len,
+        )
+        self._record(events.GroupAdded(now=now, group=group_id, epoch=epoch, num_blocks=num_blocks))
+
+    def lose_group(self, group_id: int, now: float) -> None:
+        """The group's K/V are gone: its sequences wait again, with all confirmed tokens."""
+        self._record(events.GroupLost(now=now, group=group_id))
+        group = self.groups.pop(group_id)
+        lost = [group.running.leave(s.slot) for s in group.running.in_order()]
+        lost += [sequence for _, sequence in group.leaving.values()]
+        for sequence in lost:
+            sequence.slot, sequence.group_id = -1, None
+            self.waiting.add(sequence)
+
+    # --- requests ---
+
+    def submit(self, request: Request, client: int, now: float) -> Rejection | None:
+        """Queue the request, or say why not; a refused one leaves nothing behind."""
+        rejection = self._rules.check(
+            request,
+            is_live=(client, request.handle) in self.live,
+            waiting=self.waiting,
+            max_len=self.max_len,
+        )
+        self._record(
+            events.Submitted(
+                now=now,
+                client=client,
+                request=request,
+                refused=rejection.reason if rejection else None,
+            )
+        )
+        if rejection is not None:
+            self.counters.refuse(rejection.reason)
+            return rejection
+        serial = self._next_serial
+        self._next_serial += 1
+        sampling = request.sampling
+        wanted = sampling.max_tokens if sampling.max_tokens is not None else self.max_len
+        sequence = Sequence(
+            serial=serial,
+            client=client,
+            request=request,
+            arrival=now,
+            sort_key=sort_key(self.config, arrival=now, priority=request.priority, serial=serial),
+            limit=min(len(request.prompt) + wanted, self.max_len),
+            end_ids=end_tokens(request.end_ids, sampling.stop_token_ids, sampling.ignore_eos),
+            tokens=request.prompt,
+        )
+        self.live[client, request.handle] = sequence
+        self.waiting.add(sequence)
+        self.counters.accepted += 1
+        if request.timeout_s is not None:
+            heapq.heappush(self._deadlines, (now + request.timeout_s, serial, sequence))
+        return None
+
+    @property
+    def max_len(self) -> int:
+        """Most tokens a sequence can have: the context, or the largest pool if that is less."""
+        largest = max((group.max_len for group in self.groups.values()), default=None)
+        return self.model.max_model_len if largest is None else largest
+
+    def abort(self, client: int, handles: Iterable[int], now: float) -> None:
+        """Forget these requests; unknown ones are ignored. No more news of them is sent."""
+        known = [handle for handle in handles if (client, handle) in self.live]
+        self._record(events.Aborted(now=now, client=client, handles=known))
+        for handle in known:
+            self._end(self.live[client, handle], Finish.ABORT)
+
+    def abort_client(self, client: int, now: float) -> None:
+        """Forget every request of a client that is gone."""
+        self._record(events.Aborted(now=now, client=client, handles=None))
+        for sequence in [s for (owner, _), s in self.live.items() if owner == client]:
+            self._end(sequence, Finish.ABORT)
+
+    def fail_waiting(self, message: str, now: float) -> list[Outgoing]:
+        """End all that wait, since nothing will compute them any more."""
+        return self._end_early(list(self.waiting), Finish.ERROR, message, now)
+
+    def next_deadline(self) -> float | None:
+        """When `expire` must be called next."""
+        while self._deadlines and not self._is_live(self._deadlines[0][2]):
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else None
+
+    def expire(self, now: float) -> list[Outgoing]:
+        """End the requests whose time is over, wherever they are."""
+        late = []
+        while (deadline := self.next_deadline()) is not None and deadline <= now:
+            late.append(heapq.heappop(self._deadlines)[2])
+        return self._end_early(late, Finish.TIMEOUT, "timeout_s passed", now) if late else []
+
+    def _end_early(
+        self, sequences: list[Sequence], finish: Finish, message: str, now: float
+    ) -> list[Outgoing]:
+        self._record(events.Expired(now=now, serials=[s.serial for s in sequences]))
+        for sequence in sequences:
+            self._end(sequence, finish)
+        return Outbox(
+            client=int32([s.client for s in sequences]),
+            handle=int32([s.request.handle for s in sequences]),
+            count=np.zeros(len(sequences), dtype=np.int32),
+            token=int32([]),
+            finish=np.full(len(sequences), finish, dtype=np.uint8),
+            ended=[
+                (
+                    s.client,
+                    Ended(
+                        handle=s.request.handle,
+                        num_preemptions=s.num_preemptions,
+                        message=message,
+                    ),
+                )
+                for s in sequences
+            ],
+        ).batches()
+
+    def _is_live(self, sequence: Sequence) -> bool:
+        return self.live.get((sequence.client, sequence.request.handle)) is sequence
+
+    def _end(self, sequence: Sequence, finish: Finish) -> None:
+        """Forget the sequence, wherever it is."""
+        if sequence.group_id is None:
+            self.waiting.remove(sequence)
+        else:
+            group = self.groups[sequence.group_id]
+            if sequence.slot >= 0:
+                group.finish(sequence.slot)
+            else:
+                del group.leaving[sequence.serial]
+        del self.live[sequence.client, sequence.request.handle]
+        self.counters.finish(finish.name.lower())
+
+    # --- steps ---
+
+    def plan(self, group_id: int, now: float) -> StepPlan | None:
+        """The next step of a group. None: nothing to compute, or enough plans in flight."""
+        group = self.groups[group_id]
+        if len(group.unanswered) >= self.config.max_plans_in_flight:
+            return None
+        draft = StepDraft()
+        slots, todo = group.due()
+        decodes, prefills = slots[todo == 1], slots[todo > 1]
+        if self.config.exclusive_phases:
+            self._plan_prompts(group, draft, prefills, now)
+            if not draft.num_tokens:
+                self._plan_decodes(group, draft, decodes)
+        else:
+            self._plan_decodes(group, draft, decodes)
+            self._plan_prompts(group, draft, prefills, now)
+        if not draft.num_tokens:
+            if draft.preempted:
+                self._count(group, draft)
+                self._record_plan(group, draft, None, now)
+            return None
+        plan = group.dispatch(draft)
+        self._count(group, draft)
+        self._record_plan(group, draft, plan, now)
+        return plan
+
+    def _plan_decodes(self, group: Group, draft: StepDraft, slots: Int32Array) -> None:
+        for sequence in group.decode(draft, slots[: self.config.max_num_batched_tokens]):
+            draft.preempted.append(sequence)
+            if sequence.group_id is None:
+                self.waiting.add(sequence)
+
+    def _plan_prompts(self, group: Group, draft: StepDraft, slots: Int32Array, now: float) -> None:
+        """Deal the rest of the step's tokens out to prompts: running ones, then waiting ones."""
+        budget = StepBudget(self.config, spent=draft.num_tokens)
+        rows = group.running
+        running = [slot for slot in slots.tolist() if rows.serial[slot] >= 0]
+        for nth, slot in enumerate(running):
+            wanted = int(rows.known[slot] - rows.planned[slot])
+            others_wait = nth + 1 < len(running) or len(self.waiting) > 0
+            count = budget.share(wanted, others_wait=others_wait)
+            if count:
+                group.prefill(draft, slot, count)
+                budget.spend(count)
+        if not draft.preempted:
+            self._admit(group, draft, budget, now)
+        for slot, taken in draft.prefills():
+            wanted = int(rows.known[slot] - rows.planned[slot])
+            if more := budget.top_up(wanted, taken):
+                group.prefill(draft, slot, more)
+                budget.spend(more)
+
+    def _admit(self, group: Group, draft: StepDraft, budget: StepBudget, now: float) -> None:
+        """Start waiting sequences while tokens, slots and blocks last.
+
+        Smaller ones may pass a first one that lacks blocks, a bounded number of times.
+        """
+        blocked: Sequence | None = None
+        candidates = self.waiting.first(_MAX_LOOK_AHEAD)
+        for nth, sequence in enumerate(candidates):
+            if not budget.left or not group.running.num_free:
+                return
+            if blocked and blocked.num_bypasses >= self.config.max_head_bypasses:
+                return
+            cached = group.match(sequence)
+            reason = self._why_not(group, sequence, cached)
+            if reason is not None:
+                draft.deferred[sequence.serial] = reason
+                if reason == "blocks" and blocked is None:
+                    blocked = sequence
+                continue
+            if blocked is not None:
+                blocked.num_bypasses += 1
+            wanted = len(sequence.tokens) - len(cached) * self.config.block_size
+            count = budget.share(wanted, others_wait=nth + 1 < len(candidates))
+            self.waiting.remove(sequence)
+            self._count_start(sequence, len(cached), now)
+            group.admit(draft, sequence, cached, count)
+            budget.spend(count)
+
+    def _why_not(self, group: Group, sequence: Sequence, cached: list[int]) -> str | None:
+        """Why the sequence does not start in this group now; None: it does."""
+        if len(self.groups) > 1 and best_group(self.groups.values(), sequence) is not group:
+            return "group"
+        if len(sequence.tokens) >= group.max_len:
+            return "blocks"
+        if group.computes_soon(sequence, cached):
+            return "prefix"
+        return None if self._rules.has_room(group, sequence, cached) else "blocks"
+
+    def apply(self, group_id: int, result: StepResult, now: float) -> list[Outgoing]:
+        """Take the group's answer to its oldest unanswered plan.
+
+        Raises:
+            ProtocolError: it answers another plan. The group must be lost then.
+        """
+        group = self.groups.get(group_id)
+        if group is None or result.epoch != group.epoch:
+            self.counters.stale_results += 1
+            return []
+        settled = settle(group, result, now)
+        self.counters.output_tokens += int(settled.outbox.count.sum())
+        self.counters.dropped_tokens += settled.num_dropped
+        for sequence, finish in settled.finished:
+            self._end(sequence, finish)
+        for sequence in group.returned():
+            self.waiting.add(sequence)
+        if self._journal is not None:
+            self._record(
+                events.Applied(
+                    now=now,
+                    group=group_id,
+                    result=result,
+                    finished=[sequence.serial for sequence, _ in settled.finished],
+                )
+            )
+        return settled.outbox.batches()
+
+    # --- figures ---
+
+    def has_work(self, group_id: int) -> bool:
+        """Whether the group has something to compute or to answer."""
+        group = self.groups[group_id]
+        return bool(group.unanswered or group.num_running or len(self.waiting))
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self.waiting) + sum(len(group.leaving) for group in self.groups.values())
+
+    @property
+    def num_running(self) -> int:
+        return sum(group.num_running for group in self.groups.values())
+
+    @property
+    def is_idle(self) -> bool:
+        return not self.live
+
+    def stats(self) -> SchedulerStats:
+        counters = self.counters
+        return SchedulerStats(
+            waiting=self.num_waiting,
+            waiting_tokens=self.waiting.num_tokens,
+            running=self.num_running,
+            steps=counters.steps,
+            mixed_steps=counters.mixed_steps,
+            decode_tokens=counters.decode_tokens,
+            prefill_tokens=counters.prefill_tokens,
+            recomputed_tokens=counters.recomputed_tokens,
+            cached_tokens=counters.cached_tokens,
+            output_tokens=counters.output_tokens,
+            preemptions=counters.preemptions,
+            accepted=counters.accepted,
+            finished=dict(counters.finished),
+            refused=dict(counters.refused),
+            stale_results=counters.stale_results,
+            dropped_tokens=counters.dropped_tokens,
+            groups=tuple(_group_stats(group) for group in self.groups.values()),
+        )
+
+    def _count_start(self, sequence: Sequence, num_cached_blocks: int, now: float) -> None:
+        num_cached = num_cached_blocks * self.config.block_size
+        if sequence.started_at is None:
+            sequence.started_at = now
+            sequence.num_cached_tokens = num_cached
+            self.counters.cached_tokens += num_cached
+        else:
+            self.counters.recomputed_tokens += len(sequence.tokens) - num_cached
+
+    def _count(self, group: Group, draft: StepDraft) -> None:
+        counters = self.counters
+        counters.steps += draft.num_tokens > 0
+        counters.mixed_steps += bool(draft.num_decode and draft.num_prefill)
+        counters.decode_tokens += draft.num_decode
+        counters.prefill_tokens += draft.num_prefill
+        counters.preemptions += len(draft.preempted)
+
+    def _record(self, record: events.Record) -> None:
+        if self._journal is not None:
+            self._journal(record)
+
+    def _record_plan(
+        self, group: Group, draft: StepDraft, plan: StepPlan | None, now: float
+    ) -> None:
+        if self._journal is None:
+            return
+        self._journal(
+            events.Planned(
+                now=now,
+                group=group.group_id,
+                epoch=group.epoch,
+                step=plan.step if plan else 0,
+                decode_tokens=draft.num_decode,
+                prefill_tokens=draft.num_prefill,
+                num_running=group.num_running,
+                num_waiting=self.num_waiting,
+                idle_blocks=group.cache.num_idle,
+                predicted_s=group.step_time.predict(draft.num_tokens),
+                checksum=checksum(plan) if plan else 0,
+                admitted=[sequence.serial for sequence in draft.admitted],
+                preempted=[sequence.serial for sequence in draft.preempted],
+                deferred=draft.deferred,
+            )
+        )
+
+
+def _group_stats(group: Group) -> GroupStats:
+    return GroupStats(
+        group=group.group_id,
+        epoch=group.epoch,
+        step=group.step,
+        unanswered=len(group.unanswered),
+        running=group.num_running,
+        num_blocks=group.cache.num_blocks,
+        idle_blocks=group.cache.num_idle,
+        cached_blocks=len(group.cache.index),
+        peak_blocks=group.peak_blocks,
+    )

@@ -1,0 +1,160 @@
+"""A sequence as the core sees it, and the columns of the running ones.
+
+The core is the only truth about a request: its tokens, where it stands, when it must end.
+While it runs, what changes every step lives in columns, one row per slot, so that a steady
+step needs no loop over sequences. Invariants of a running row (see `scheduler.checks`):
+
+    answered <= planned < known, unless the row only waits for its last token
+    confirmed <= known <= confirmed + plans in flight
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from kvcache.prefix import chain_keys, root_key
+from scheduler.arrays import Int32Array
+from scheduler.request import Request
+
+END_COLUMNS = 8
+"""End tokens per sequence that the columns hold; sequences with more are checked singly."""
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One request and all that the core knows of it."""
+
+    serial: int
+    client: int
+    request: Request
+    arrival: float
+    sort_key: tuple[float, int]
+    """Smaller goes first, in the queue and in a step; it never changes."""
+    limit: int
+    """Length at which it ends by `Finish.LENGTH`."""
+    end_ids: frozenset[int]
+    """Tokens that end it."""
+    tokens: Int32Array
+    """Prompt and confirmed output, while it waits; stale while it runs."""
+    keys: list[bytes] = field(default_factory=list)
+    """Keys of its full blocks, as far as they were needed."""
+    group_id: int | None = None
+    """The group it runs in; None while it waits."""
+    slot: int = -1
+    awaiting: int = 0
+    """Answers still to come for plans made before it was preempted."""
+    num_bypasses: int = 0
+    num_preemptions: int = 0
+    num_cached_tokens: int = 0
+    """Prompt tokens taken from the prefix cache when it first started."""
+    started_at: float | None = None
+    num_reported: int = 0
+    """Prompt positions whose log-probabilities were sent."""
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.request.prompt)
+
+    @property
+    def reads_cache(self) -> bool:
+        """Prompt log-probabilities need every position computed."""
+        return self.request.sampling.prompt_logprobs is None
+
+    def extend_keys(self, tokens: Int32Array, block_size: int) -> None:
+        """Make `keys` cover every full block of `tokens`."""
+        done = len(self.keys)
+        if len(tokens) // block_size > done:
+            parent = self.keys[-1] if done else root_key(self.request.cache_salt)
+            self.keys += chain_keys(parent, tokens[done * block_size :], block_size)
+
+
+class RunningColumns:
+    """The running sequences of one group, one row per slot; `order` lists the rows in use."""
+
+    def __init__(self, num_slots: int, max_len: int) -> None:
+        def column() -> Int32Array:
+            return np.zeros(num_slots, dtype=np.int32)
+
+        self.tokens: Int32Array = np.empty((num_slots, max_len + 1), dtype=np.int32)
+        """Token log. Positions at and beyond `confirmed` mean nothing."""
+        self.num_admitted = column()
+        """Tokens known at admission; the group itself sampled the ones after."""
+        self.confirmed = column()
+        """Tokens whose values the core knows."""
+        self.known = column()
+        """Tokens that exist, those being sampled by plans in flight included."""
+        self.planned = column()
+        """Tokens whose K/V are in the pool once every plan in flight has run."""
+        self.answered = column()
+        """Tokens whose K/V are in the pool for certain."""
+        self.committed = column()
+        """Full blocks named in the prefix index."""
+        self.capacity = column()
+        """Tokens for which the row has blocks."""
+        self.limit = column()
+        self.num_prompt = column()
+        self.min_len = column()
+        """Length up to which no end token counts."""
+        self.end_ids: Int32Array = np.full((num_slots, END_COLUMNS), -1, dtype=np.int32)
+        self.has_many_ends = np.zeros(num_slots, dtype=np.bool_)
+        self.client = column()
+        self.handle: npt.NDArray[np.int64] = np.zeros(num_slots, dtype=np.int64)
+        self.serial: npt.NDArray[np.int64] = np.full(num_slots, -1, dtype=np.int64)
+        self.sequences: list[Sequence | None] = [None] * num_slots
+        self.order: Int32Array = np.empty(0, dtype=np.int32)
+        self._free = list(range(num_slots - 1, -1, -1))
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def at(self, slot: int) -> Sequence:
+        sequence = self.sequences[slot]
+        assert sequence is not None, f"slot {slot} is empty"
+        return sequence
+
+    def in_order(self) -> list[Sequence]:
+        return [self.at(slot) for slot in self.order.tolist()]
+
+    def admit(self, sequence: Sequence, num_cached: int, capacity: int) -> int:
+        """Give the sequence a slot, whose row starts with `num_cached` tokens computed."""
+        slot = self._free.pop()
+        num_tokens = len(sequence.tokens)
+        sampling = sequence.request.sampling
+        self.tokens[slot, :num_tokens] = sequence.tokens
+        for column in (self.num_admitted, self.confirmed, self.known):
+            column[slot] = num_tokens
+        self.planned[slot] = self.answered[slot] = num_cached
+        self.committed[slot] = 0
+        self.capacity[slot] = capacity
+        self.limit[slot] = sequence.limit
+        self.num_prompt[slot] = sequence.num_prompt
+        self.min_len[slot] = sequence.num_prompt + sampling.min_tokens
+        self.end_ids[slot] = -1
+        self.has_many_ends[slot] = len(sequence.end_ids) > END_COLUMNS
+        for column_index, token in enumerate(list(sequence.end_ids)[:END_COLUMNS]):
+            self.end_ids[slot, column_index] = token
+        self.client[slot] = sequence.client
+        self.handle[slot] = sequence.request.handle
+        self.serial[slot] = sequence.serial
+        self.sequences[slot] = sequence
+        self._insert(slot, sequence)
+        return slot
+
+    def leave(self, slot: int) -> Sequence:
+        """Empty the slot; the sequence takes its confirmed tokens along."""
+        sequence = self.at(slot)
+        sequence.tokens = self.tokens[slot, : self.confirmed[slot]].copy()
+        self.sequences[slot] = None
+        self.serial[slot] = -1
+        self.order = self.order[self.order != slot]
+        self._free.append(slot)
+        return sequence
+
+    def _insert(self, slot: int, sequence: Sequence) -> None:
+        """Keep `order` sorted by sort key; new ones nearly always belong at the end."""
+        at = len(self.order)
+        while at and self.at(int(self.order[at - 1])).sort_key > sequence.sort_key:
+            at -= 1
+        self.order = np.insert(self.order, at, slot).astype(np.int32, copy=False)

@@ -1,0 +1,171 @@
+"""What a group's answer means: tokens for their sequences, and who has ended."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from scheduler.arrays import Int32Array, Int64Array, int32
+from scheduler.group import Group, Issued
+from scheduler.outbox import Outbox
+from scheduler.plan import LogprobRows, StepResult
+from scheduler.request import Ended, Finish, Started
+from scheduler.sequences import Sequence
+from scheduler.stopping import finish_of_token, finish_of_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The outcome of one step. The sequences in `finished` are still in their places."""
+
+    outbox: Outbox
+    finished: list[tuple[Sequence, Finish]]
+    num_dropped: int
+    """Tokens of sequences that had ended meanwhile."""
+
+
+def settle(group: Group, result: StepResult, now: float) -> Settled:
+    """Take the answer to the group's oldest plan.
+
+    Raises:
+        ProtocolError: it is no answer to that plan.
+    """
+    issued = group.settle(result)
+    rows = group.running
+    sampled = np.flatnonzero(issued.samples)
+    slot, serial = issued.slot[sampled], issued.serial[sampled]
+    length = issued.end[sampled] + 1
+    runs = rows.serial[slot] == serial
+    slots, tokens, lengths = slot[runs], result.token[runs], length[runs]
+    rows.tokens[slots, lengths - 1] = tokens
+    rows.confirmed[slots] = lengths
+    finish = finish_of_tokens(rows, slots, tokens, lengths)
+    outbox = Outbox(
+        client=rows.client[slots],
+        handle=rows.handle[slots],
+        count=np.ones(len(slots), dtype=np.int32),
+        token=tokens,
+        finish=finish,
+    )
+    finished = [
+        (rows.at(int(slots[row])), Finish(int(finish[row])))
+        for row in np.flatnonzero(finish).tolist()
+    ]
+    firsts = slots[lengths == rows.num_prompt[slots] + 1]
+    started = [rows.at(slot) for slot in firsts.tolist()]
+    num_dropped = 0
+    if not runs.all():
+        late, late_finished = _late(group, serial[~runs], result.token[~runs], length[~runs])
+        num_dropped = int((~runs).sum()) - len(late)
+        outbox = _with_late(outbox, late, late_finished)
+        finished += [(s, f) for s, f in zip(late, late_finished, strict=True) if f]
+        started += [s for s in late if len(s.tokens) == s.num_prompt + 1]
+    outbox.started += [(s.client, _started(s)) for s in started]
+    outbox.ended += [(s.client, _ended(s)) for s, _ in finished]
+    if result.logprobs is not None:
+        _attach_logprobs(outbox, group, issued, result.logprobs)
+    return Settled(outbox, finished, num_dropped)
+
+
+def _late(
+    group: Group,
+    serials: Int64Array,
+    tokens: Int32Array,
+    lengths: Int32Array,
+) -> tuple[list[Sequence], list[Finish]]:
+    """Tokens of sequences preempted meanwhile: still good, since they depend on nothing else."""
+    late, finishes = [], []
+    for serial, token, length in zip(
+        serials.tolist(), tokens.tolist(), lengths.tolist(), strict=True
+    ):
+        if serial not in group.leaving:
+            continue
+        sequence = group.leaving[serial][1]
+        assert len(sequence.tokens) == length - 1, "a late token must be the next one"
+        sequence.tokens = np.append(sequence.tokens, np.int32(token))
+        late.append(sequence)
+        finishes.append(finish_of_token(sequence, token, length))
+    return late, finishes
+
+
+def _with_late(outbox: Outbox, late: list[Sequence], finishes: list[Finish]) -> Outbox:
+    last = int32([sequence.tokens[-1] for sequence in late])
+    return Outbox(
+        client=np.concatenate([outbox.client, int32([s.client for s in late])]),
+        handle=np.concatenate([outbox.handle, int32([s.request.handle for s in late])]),
+        count=np.concatenate([outbox.count, np.ones(len(late), dtype=np.int32)]),
+        token=np.concatenate([outbox.token, last]),
+        finish=np.concatenate([outbox.finish, np.array(finishes, dtype=np.uint8)]),
+    )
+
+
+def _started(sequence: Sequence) -> Started:
+    assert sequence.started_at is not None
+    return Started(
+        handle=sequence.request.handle,
+        num_cached_tokens=sequence.num_cached_tokens,
+        queue_s=sequence.started_at - sequence.arrival,
+    )
+
+
+def _ended(sequence: Sequence) -> Ended:
+    return Ended(handle=sequence.request.handle, num_preemptions=sequence.num_preemptions)
+
+
+def _attach_logprobs(outbox: Outbox, group: Group, issued: Issued, given: LogprobRows) -> None:
+    """Point the rows of log-probabilities at rows of the outbox.
+
+    Prompt positions that were sent before a preemption are left out. A chunk that samples
+    nothing gets a row without a token.
+    """
+    row_of = {
+        (client, handle): row
+        for row, (client, handle) in enumerate(
+            zip(outbox.client.tolist(), outbox.handle.tolist(), strict=True)
+        )
+    }
+    extra: list[tuple[int, int]] = []
+    keep: list[int] = []
+    target: list[int] = []
+    for at, (row, position) in enumerate(
+        zip(given.row.tolist(), given.position.tolist(), strict=True)
+    ):
+        sequence = _sequence_of(group, issued, row)
+        if sequence is None or not _is_news(sequence, position):
+            continue
+        key = (sequence.client, sequence.request.handle)
+        if key not in row_of:
+            row_of[key] = len(outbox.client) + len(extra)
+            extra.append(key)
+        keep.append(at)
+        target.append(row_of[key])
+    if extra:
+        outbox.client = np.concatenate([outbox.client, int32([key[0] for key in extra])])
+        outbox.handle = np.concatenate([outbox.handle, int32([key[1] for key in extra])])
+        none = np.zeros(len(extra), dtype=np.int32)
+        outbox.count = np.concatenate([outbox.count, none])
+        outbox.finish = np.concatenate([outbox.finish, none.astype(np.uint8)])
+    outbox.logprobs = LogprobRows(
+        row=int32(target),
+        position=given.position[keep],
+        width=given.width,
+        token=given.token.reshape(-1, given.width)[keep].reshape(-1),
+        logprob=given.logprob.reshape(-1, given.width)[keep].reshape(-1),
+        rank=given.rank[keep],
+    )
+
+
+def _sequence_of(group: Group, issued: Issued, row: int) -> Sequence | None:
+    slot, serial = int(issued.slot[row]), int(issued.serial[row])
+    if group.running.serial[slot] == serial:
+        return group.running.at(slot)
+    return group.leaving[serial][1] if serial in group.leaving else None
+
+
+def _is_news(sequence: Sequence, position: int) -> bool:
+    """Whether the value was not sent before; prompt positions come in order."""
+    if position >= sequence.num_prompt:
+        return True
+    if position <= sequence.num_reported:
+        return False
+    sequence.num_reported = position
+    return True

@@ -1,0 +1,75 @@
+"""Counters and gauges of the scheduler; `cluster` turns them into status and metrics."""
+
+from dataclasses import dataclass, field
+
+from msgspec import Struct
+
+
+@dataclass(slots=True)
+class Counters:
+    """Totals since the scheduler was made; they only rise."""
+
+    steps: int = 0
+    mixed_steps: int = 0
+    """Steps that held decodes and prompt tokens."""
+    decode_tokens: int = 0
+    prefill_tokens: int = 0
+    """Prompt tokens computed, recomputation after preemption included."""
+    recomputed_tokens: int = 0
+    cached_tokens: int = 0
+    """Prompt tokens taken from the prefix cache."""
+    output_tokens: int = 0
+    preemptions: int = 0
+    accepted: int = 0
+    finished: dict[str, int] = field(default_factory=dict)
+    """By reason: stop, length, abort, timeout, error."""
+    refused: dict[str, int] = field(default_factory=dict)
+    """By reason, as in `Rejection`."""
+    stale_results: int = 0
+    """Results of an older epoch, dropped."""
+    dropped_tokens: int = 0
+    """Tokens sampled for sequences that had ended meanwhile."""
+
+    def finish(self, reason: str) -> None:
+        self.finished[reason] = self.finished.get(reason, 0) + 1
+
+    def refuse(self, reason: str) -> None:
+        self.refused[reason] = self.refused.get(reason, 0) + 1
+
+
+class GroupStats(Struct, frozen=True, kw_only=True):
+    """One worker group now."""
+
+    group: int
+    epoch: int
+    step: int
+    unanswered: int
+    running: int
+    num_blocks: int
+    idle_blocks: int
+    cached_blocks: int
+    """Blocks whose content a prefix could reuse, held or idle."""
+    peak_blocks: int
+    """Most blocks ever held at once."""
+
+
+class SchedulerStats(Struct, frozen=True, kw_only=True):
+    """The scheduler now, and its totals."""
+
+    waiting: int
+    waiting_tokens: int
+    running: int
+    steps: int
+    mixed_steps: int
+    decode_tokens: int
+    prefill_tokens: int
+    recomputed_tokens: int
+    cached_tokens: int
+    output_tokens: int
+    preemptions: int
+    accepted: int
+    finished: dict[str, int]
+    refused: dict[str, int]
+    stale_results: int
+    dropped_tokens: int
+    groups: tuple[GroupStats, ...]

@@ -1,0 +1,43 @@
+"""Has a sequence finished, and why. For one token, and for columns of them."""
+
+import numpy as np
+
+from scheduler.arrays import Int32Array, Uint8Array
+from scheduler.request import Finish
+from scheduler.sequences import RunningColumns, Sequence
+
+
+def end_tokens(
+    sequence_end_ids: tuple[int, ...], stop_token_ids: object, ignore_eos: bool
+) -> frozenset[int]:
+    """Tokens that end a sequence: the model's own unless ignored, and the caller's always."""
+    own = () if ignore_eos else sequence_end_ids
+    assert isinstance(stop_token_ids, tuple)
+    return frozenset(own) | frozenset(stop_token_ids)
+
+
+def finish_of_token(sequence: Sequence, token: int, length: int) -> Finish:
+    """Why the sequence ends with `token` as its `length`-th token, if it does."""
+    min_len = sequence.num_prompt + sequence.request.sampling.min_tokens
+    if token in sequence.end_ids and length > min_len:
+        return Finish.STOP
+    return Finish.LENGTH if length >= sequence.limit else Finish.NOT_YET
+
+
+def finish_of_tokens(
+    running: RunningColumns, slots: Int32Array, tokens: Int32Array, lengths: Int32Array
+) -> Uint8Array:
+    """`finish_of_token` for one new token of each slot.
+
+    Shapes: slots, tokens, lengths and the result are [N].
+    """
+    is_end = (running.end_ids[slots] == tokens[:, None]).any(axis=1)
+    many = running.has_many_ends[slots]
+    if many.any():
+        for row in np.flatnonzero(many).tolist():
+            is_end[row] = int(tokens[row]) in running.at(int(slots[row])).end_ids
+    is_end &= lengths > running.min_len[slots]
+    finish = np.zeros(len(slots), dtype=np.uint8)
+    finish[lengths >= running.limit[slots]] = Finish.LENGTH
+    finish[is_end] = Finish.STOP
+    return finish
