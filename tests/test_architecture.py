@@ -1,0 +1,219 @@
+"""The walls of the house: who may import what, and what is said nowhere at all.
+
+Read from the source, so an import inside a function counts as well as one at the top.
+"""
+
+import ast
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+MAY_IMPORT = {
+    "kvcache": {"kvcache", "numpy"},
+    "scheduler": {"scheduler", "kvcache", "msgspec", "numpy"},
+    "worker": {
+        "worker",
+        "scheduler.arrays",
+        "scheduler.plan",
+        "scheduler.sampling",
+        "kvcache.geometry",
+        "kvcache.table",
+        "msgspec",
+        "numpy",
+        "safetensors",
+        "torch",
+        "transformers",
+        "triton",
+    },
+    "cluster": {
+        "cluster",
+        "worker",
+        "scheduler",
+        "kvcache",
+        "gguf",
+        "huggingface_hub",
+        "jinja2",
+        "msgspec",
+        "numpy",
+        "psutil",
+        "ray",
+        "tokenizers",
+        "zmq",
+    },
+    "stoker": {"stoker", "cluster", "scheduler", "msgspec", "rich"},
+}
+"""What each package may import beside the standard library; `a` stands for `a.b` too."""
+
+STATEFUL_STDLIB = {
+    "asyncio",
+    "datetime",
+    "multiprocessing",
+    "os",
+    "random",
+    "secrets",
+    "signal",
+    "socket",
+    "subprocess",
+    "threading",
+    "time",
+}
+"""Clocks, chance and the world outside: arguments, to `kvcache` and `scheduler`."""
+
+ONLY_IN = {
+    "zmq": ("cluster/links.py",),
+    "ray": ("cluster/ray_backend.py",),
+    "triton": ("worker/ops/cuda.py", "worker/ops/triton/"),
+    "transformers": ("worker/models/",),
+}
+"""Libraries that one place alone may import."""
+
+READS_ENVIRONMENT = ("cluster/config.py", "stoker/cli.py")
+
+PICKLERS = {"cloudpickle", "dill", "joblib", "marshal", "pickle", "shelve"}
+PICKLING_CALLS = {
+    "all_gather_object",
+    "broadcast_object_list",
+    "gather_object",
+    "recv_pyobj",
+    "scatter_object_list",
+    "send_pyobj",
+    "torch.load",
+    "torch.save",
+}
+
+LIGHT_IMPORTS = {
+    "import stoker; from stoker import Client, AsyncClient, SamplingParams": {
+        "ray",
+        "torch",
+        "transformers",
+    },
+    "import cluster.engine": {"ray", "torch", "transformers"},
+    "import scheduler.scheduler": {"ray", "torch", "zmq"},
+}
+"""What a program may say without paying for the modules beside it."""
+
+PACKAGES = tuple(MAY_IMPORT)
+SOURCES = {
+    path.relative_to(ROOT).as_posix(): path for p in PACKAGES for path in (ROOT / p).rglob("*.py")
+}
+
+
+def tree_of(source: str) -> ast.Module:
+    return ast.parse(SOURCES[source].read_text(encoding="utf-8"), filename=source)
+
+
+def imported_modules(source: str) -> set[str]:
+    """Dotted names that a file imports; `from scheduler import plan` counts as `scheduler.plan`."""
+    names: set[str] = set()
+    for node in ast.walk(tree_of(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{source} imports relatively"
+            module = node.module or ""
+            if module in PACKAGES:
+                names |= {f"{module}.{alias.name}" for alias in node.names}
+            else:
+                names.add(module)
+    return names
+
+
+def is_allowed(name: str, allowed: set[str]) -> bool:
+    parts = name.split(".")
+    return parts[0] in sys.stdlib_module_names or any(
+        ".".join(parts[:length]) in allowed for length in range(1, len(parts) + 1)
+    )
+
+
+def dotted_names(source: str) -> Iterator[str]:
+    """Every `a.b` and every imported `b` of `from a import b`, as `a.b`."""
+    for node in ast.walk(tree_of(source)):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            yield f"{node.value.id}.{node.attr}"
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_imports_only_what_its_layer_allows(package: str) -> None:
+    sources = [source for source in SOURCES if source.startswith(f"{package}/")]
+    assert sources
+    for source in sources:
+        bad = {n for n in imported_modules(source) if not is_allowed(n, MAY_IMPORT[package])}
+        assert not bad, f"{source} may not import {sorted(bad)}"
+
+
+@pytest.mark.parametrize("library", ONLY_IN)
+def test_a_library_behind_a_wall_is_imported_in_one_place_alone(library: str) -> None:
+    users = {s for s in SOURCES if any(n.split(".")[0] == library for n in imported_modules(s))}
+    bad = {user for user in users if not user.startswith(ONLY_IN[library])}
+    assert not bad, f"only {ONLY_IN[library]} may import {library}, but {sorted(bad)} do"
+
+
+@pytest.mark.parametrize("package", ["kvcache", "scheduler"])
+def test_the_deciding_packages_ask_nobody_for_time_chance_or_the_environment(package: str) -> None:
+    for source in SOURCES:
+        if source.startswith(f"{package}/"):
+            bad = {n for n in imported_modules(source) if n.split(".")[0] in STATEFUL_STDLIB}
+            assert not bad, f"{source} may not import {sorted(bad)}: take it as an argument"
+
+
+def test_the_environment_and_the_arguments_are_read_in_one_place_alone() -> None:
+    asking = {"os.environ", "os.getenv", "os.environb", "sys.argv"}
+    for source in SOURCES:
+        if source not in READS_ENVIRONMENT:
+            bad = asking.intersection(dotted_names(source))
+            assert not bad, f"{source} may not use {sorted(bad)}; only {READS_ENVIRONMENT} may"
+
+
+def test_nothing_is_ever_pickled() -> None:
+    for source in SOURCES:
+        bad = {n for n in imported_modules(source) if n.split(".")[0] in PICKLERS}
+        bad |= {
+            name
+            for name in dotted_names(source)
+            if name in PICKLING_CALLS or name.split(".")[-1] in PICKLING_CALLS
+        }
+        assert not bad, f"{source} uses {sorted(bad)}"
+        allowing = [
+            keyword.arg
+            for node in ast.walk(tree_of(source))
+            if isinstance(node, ast.Call)
+            for keyword in node.keywords
+            if keyword.arg == "allow_pickle"
+            and not (isinstance(keyword.value, ast.Constant) and keyword.value.value is False)
+        ]
+        assert not allowing, f"{source} lets numpy unpickle"
+
+
+def test_init_files_hold_a_docstring_and_nothing_more() -> None:
+    for source in SOURCES:
+        if source.endswith("/__init__.py") and source != "stoker/__init__.py":
+            body = tree_of(source).body
+            assert len(body) == 1, f"{source} holds more than a docstring"
+            assert ast.get_docstring(tree_of(source)), f"{source} has no docstring"
+
+
+def test_every_folder_of_code_is_installed() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    installed = set(settings["tool"]["setuptools"]["packages"])
+    folders = {source.rpartition("/")[0].replace("/", ".") for source in SOURCES}
+    assert folders == installed
+
+
+@pytest.mark.parametrize("statement", LIGHT_IMPORTS)
+def test_a_light_import_stays_light(statement: str) -> None:
+    """In a fresh interpreter, since this one has loaded everything already."""
+    program = f"{statement}\nimport sys\nprint(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    heavy = LIGHT_IMPORTS[statement].intersection(done.stdout.split())
+    assert not heavy, f"{statement!r} loads {sorted(heavy)}"
