@@ -29,6 +29,8 @@ class RunnerSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_kv_blocks: int | None = None
     num_threads: int = 1
     """Compute threads of this rank."""
+    ranks_on_host: int = 1
+    """Ranks, of all groups, that share the memory of this rank's host."""
 
 
 class Rendezvous(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -40,6 +42,8 @@ class Rendezvous(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Where rank 0 keeps the store, if the ranks are on several hosts or use NCCL."""
     store_port: int = 0
     """0: the ranks are on one host and meet in shared memory."""
+    start_timeout_s: float = 60.0
+    """Longest wait for the other ranks to come."""
     timeout_s: float = 60.0
     """Longest wait of one collective, after which the rank gives up and says so."""
 
@@ -60,6 +64,9 @@ class WorkerLaunch(Struct, frozen=True, kw_only=True, omit_defaults=True):
     rendezvous: Rendezvous
     cores: tuple[int, ...] = ()
     """Cores that the process is pinned to; empty: wherever it likes."""
+    gpu: int = 0
+    """Which of the GPUs that the process sees, if it computes on one."""
+    log_level: str = "info"
     engine_timeout_s: float = 10.0
     """A worker that has not heard from the engine for this long ends itself."""
     connect_timeout_s: float = 60.0
@@ -99,6 +106,8 @@ class Place:
     """Address at which other nodes reach that machine."""
     cores: tuple[int, ...] = ()
     """Cores for this rank alone; empty: not pinned."""
+    gpu: int = 0
+    """Which of the GPUs that its process will see."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

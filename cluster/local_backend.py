@@ -1,0 +1,158 @@
+"""Worker processes on this host, as children of the supervisor.
+
+Each gets its launch on standard input and its own process group, so that Ctrl-C in a terminal
+reaches only the supervisor, which ends them in order. They end with the supervisor, however
+that ends (`cluster.orphans`). What they write is shown with their name before it.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+from cluster.backend import Place, RankExit, Report, WorkerLaunch, encode_launch
+from cluster.cores import deal_cores
+from cluster.errors import BackendError
+from cluster.logs import EventLog
+
+WORKER_COMMAND = (sys.executable, "-P", "-m", "cluster.worker_main")
+
+LAST_WORDS_LINES = 12
+LAST_WORDS_WAIT_S = 0.5
+"""For what a dead process wrote to be read; somebody else may hold its pipe open."""
+
+
+class LocalBackend:
+    """Plain processes; `cores` are dealt out to `num_ranks` ranks of all groups."""
+
+    def __init__(
+        self,
+        report: Report,
+        *,
+        num_ranks: int,
+        cores: Sequence[int],
+        log: EventLog,
+        command: Sequence[str] = WORKER_COMMAND,
+    ) -> None:
+        self._report = report
+        self._log = log
+        self._command = tuple(command)
+        self._shares = deal_cores(cores, num_ranks) if cores else ((),) * num_ranks
+        self._ranks: dict[tuple[int, int], list[_LocalRank]] = {}
+
+    def open(self, timeout_s: float) -> None:
+        """Nothing to bring up: the host is there."""
+
+    def place(self, group: int, epoch: int, num_ranks: int, timeout_s: float) -> tuple[Place, ...]:
+        """Every rank is on this host; the cores of a rank stay the same in each epoch."""
+        return tuple(
+            Place(
+                rank=rank,
+                node="local",
+                host="127.0.0.1",
+                cores=self._shares[(group * num_ranks + rank) % len(self._shares)],
+                gpu=group * num_ranks + rank,
+            )
+            for rank in range(num_ranks)
+        )
+
+    def start(self, launches: Sequence[WorkerLaunch], timeout_s: float) -> None:
+        for launch in launches:
+            try:
+                rank = _LocalRank(self._command, launch, self._report, self._log)
+            except OSError as error:
+                raise BackendError(
+                    f"cannot start worker {launch.name} as {' '.join(self._command)}: {error}"
+                ) from error
+            self._ranks.setdefault((launch.group, launch.epoch), []).append(rank)
+
+    def stop(self, group: int, epoch: int, timeout_s: float) -> None:
+        _end(self._ranks.pop((group, epoch), ()), timeout_s)
+
+    def close(self, timeout_s: float) -> None:
+        ranks = [rank for group in self._ranks.values() for rank in group]
+        self._ranks.clear()
+        _end(ranks, timeout_s)
+
+
+class _LocalRank:
+    """One child process and the two threads that listen to it."""
+
+    def __init__(
+        self, command: Sequence[str], launch: WorkerLaunch, report: Report, log: EventLog
+    ) -> None:
+        self._launch = launch
+        self._report = report
+        self._log = log
+        self._was_asked = False
+        self._last_words: deque[str] = deque(maxlen=LAST_WORDS_LINES)
+        self._process = subprocess.Popen(
+            (*command, str(os.getpid())),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+        )
+        log.info("worker_started", worker=launch.name, pid=self._process.pid)
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        self._listener.start()
+        self._watcher.start()
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:
+            pipe.write(encode_launch(launch))
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        with self._process.stdout as output:
+            for data in output:
+                line = data.decode(errors="replace").rstrip()
+                self._last_words.append(line)
+                self._log.relay(f"worker {self._launch.name}", line)
+
+    def _watch(self) -> None:
+        code = self._process.wait()
+        self._listener.join(timeout=LAST_WORDS_WAIT_S)
+        self._report(
+            RankExit(
+                group=self._launch.group,
+                epoch=self._launch.epoch,
+                rank=self._launch.rank,
+                message=describe_exit(self._process.pid, code, tuple(self._last_words)),
+                was_asked=self._was_asked,
+            )
+        )
+
+    def ask_to_end(self) -> None:
+        self._was_asked = True
+        self._process.terminate()
+
+    def end_by(self, deadline: float) -> None:
+        """Wait until `deadline`, then kill; the process is gone and reported on return."""
+        try:
+            self._process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._log.warning("worker_killed", worker=self._launch.name, pid=self._process.pid)
+            self._process.kill()
+        self._watcher.join()
+
+
+def _end(ranks: Iterable[_LocalRank], timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    asked = list(ranks)
+    for rank in asked:
+        rank.ask_to_end()
+    for rank in asked:
+        rank.end_by(deadline)
+
+
+def describe_exit(pid: int, code: int, last_words: Sequence[str]) -> str:
+    """How a process ended, in words, with the end of what it wrote."""
+    how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+    said = f"; it last wrote:\n{chr(10).join(last_words)}" if last_words and code else ""
+    return f"worker process {pid} {how}{said}"
