@@ -104,9 +104,17 @@ class ChatGuard:
         changed: list[Message] = []
         for message in messages:
             pattern = self._special if message.get("role") == "assistant" else self._control
-            items = message.items()
-            changed.append({key: _map_texts(value, pattern, change) for key, value in items})
+            changed.append(_map_items(message, pattern, change))
         return changed, _map_texts(others, self._control, change)
+
+
+def _map_items(
+    items: dict[str, Json], pattern: re.Pattern[str], change: Callable[[str, re.Pattern[str]], str]
+) -> dict[str, Json]:
+    """Keys are texts too: a template may print those of a tool call's arguments."""
+    return {
+        change(key, pattern): _map_texts(value, pattern, change) for key, value in items.items()
+    }
 
 
 def _map_texts(
@@ -117,7 +125,7 @@ def _map_texts(
     if isinstance(value, list):
         return [_map_texts(item, pattern, change) for item in value]
     if isinstance(value, dict):
-        return {key: _map_texts(item, pattern, change) for key, item in value.items()}
+        return _map_items(value, pattern, change)
     return value
 
 
@@ -147,8 +155,9 @@ class _MarkedReader:
     """A tokenizer whose added tokens all begin with the mark of written tokens."""
 
     def __init__(self, raw: RawTokenizer, id_by_text: dict[str, int]) -> None:
-        self._raw = RawTokenizer.from_str(_description_with_marks(raw.to_str(), id_by_text))
-        self._control_ids = frozenset(id_by_text.values())
+        self._raw, unknown_id = _marked_copy(raw, id_by_text)
+        # An unknown letter is no control token, whoever writes it.
+        self._control_ids = frozenset(id_by_text.values()) - {unknown_id}
         marked = {self._raw.token_to_id(_WRITTEN + text): i for text, i in id_by_text.items()}
         self._id_by_marked_id = {key: i for key, i in marked.items() if key is not None}
 
@@ -168,20 +177,22 @@ class _MarkedReader:
         return ids
 
 
-def _description_with_marks(description: str, id_by_text: dict[str, int]) -> str:
-    """The tokenizer.json of the copy.
+def _marked_copy(raw: RawTokenizer, id_by_text: dict[str, int]) -> tuple[RawTokenizer, int | None]:
+    """The copy, and the id of letters that the vocabulary lacks.
 
     A vocabulary that is a map gets each marked token under its own id. In one that is a
     list of scored pieces, control tokens get so low a score that plain text avoids them.
     """
-    parsed = json.loads(description)
-    for token in parsed["added_tokens"]:
+    description = json.loads(raw.to_str())
+    for token in description["added_tokens"]:
         token["content"] = _WRITTEN + token["content"]
-    vocabulary = parsed["model"]["vocab"]
-    if isinstance(vocabulary, dict):
-        vocabulary.update({_WRITTEN + text: i for text, i in id_by_text.items()})
+    model = description["model"]
+    unknown_id = model.get("unk_id")
+    if isinstance(model["vocab"], dict):
+        model["vocab"].update({_WRITTEN + text: i for text, i in id_by_text.items()})
+        unknown_id = model["vocab"].get(model.get("unk_token"))
     else:
-        for piece in vocabulary:
+        for piece in model["vocab"]:
             if piece[0] in id_by_text:
                 piece[1] = -1e6
-    return json.dumps(parsed, ensure_ascii=False)
+    return RawTokenizer.from_str(json.dumps(description, ensure_ascii=False)), unknown_id

@@ -1,12 +1,14 @@
 """Building the tokenizers library's object from a model's files, as transformers does.
 
-tokenizer.json describes most of it. Beside it the config may name more added tokens, say
-which tokens are special, and switch begin and end tokens on or off.
+tokenizer.json describes almost all of it, also which tokens go around a text: `add_bos_token`
+and `add_eos_token` of the config are left aside, as in transformers 5. The config may name
+more added tokens.
 """
+
+from collections.abc import Iterator
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as RawTokenizer
-from tokenizers.processors import TemplateProcessing
 
 from cluster.frontend.tokenizer_files import TokenizerDamaged, TokenizerFiles, json_object
 
@@ -40,10 +42,7 @@ def raw_tokenizer_of(files: TokenizerFiles, special_tokens: dict[str, str]) -> R
         ) from error
     raw.no_truncation()
     raw.no_padding()
-    config = _config(files)
-    _add_tokens(raw, config, special_tokens)
-    if "add_bos_token" in config or "add_eos_token" in config:
-        _set_border_tokens(raw, config, special_tokens)
+    _add_tokens(raw, _config(files), special_tokens)
     return raw
 
 
@@ -66,16 +65,24 @@ def _add_tokens(
         there = {_state(token) for token in raw.get_added_tokens_decoder().values()}
         tokens = [_added_token(declared[key]) for key in sorted(declared, key=int)]
         raw.add_tokens([token for token in tokens if _state(token) not in there])
-    texts = [*special_tokens.values()]
-    for name in ("additional_special_tokens", "extra_special_tokens"):
-        more = config.get(name)
-        listed = list(more.values()) if isinstance(more, dict) else more
-        if isinstance(listed, list):
-            texts += filter(None, map(_text_of, listed))
     added = raw.get_added_tokens_decoder().values()
     special = {token.content for token in added if token.special}
-    missing = [text for text in dict.fromkeys(texts) if text not in special]
-    raw.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in missing])
+    missing = [text for text in special_tokens.values() if text not in special]
+    known = {token.content for token in added}
+    missing += [text for text in _more_special_tokens(config) if text not in known]
+    raw.add_special_tokens(
+        [AddedToken(text, special=True, normalized=False) for text in dict.fromkeys(missing)]
+    )
+
+
+def _more_special_tokens(config: dict[str, object]) -> Iterator[str]:
+    """Special tokens without a role. Those that tokenizer.json has stay as they are there."""
+    for name in ("additional_special_tokens", "extra_special_tokens"):
+        listed = config.get(name)
+        if isinstance(listed, dict):
+            listed = list(listed.values())
+        if isinstance(listed, list):
+            yield from filter(None, map(_text_of, listed))
 
 
 def _added_token(declared: object) -> AddedToken:
@@ -89,16 +96,3 @@ def _added_token(declared: object) -> AddedToken:
 
 def _state(token: AddedToken) -> tuple[str, ...]:
     return (token.content, *(str(getattr(token, flag)) for flag in _FLAGS))
-
-
-def _set_border_tokens(
-    raw: RawTokenizer, config: dict[str, object], special_tokens: dict[str, str]
-) -> None:
-    """Put begin and end tokens around a text as the config says, whatever the file does."""
-    names = [name for name in ("bos_token", "eos_token") if config.get(f"add_{name}")]
-    around = ["$A"]
-    for name in names:
-        if text := special_tokens.get(name):
-            around = [text, *around] if name == "bos_token" else [*around, text]
-    ids = [(text, raw.token_to_id(text)) for text in dict.fromkeys(around) if text != "$A"]
-    raw.post_processor = TemplateProcessing(single=around, pair=[*around, "$B"], special_tokens=ids)
