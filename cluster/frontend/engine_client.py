@@ -1,0 +1,379 @@
+"""One connection to an engine for many threads: requests in, their growing state out.
+
+One thread of its own owns the socket; callers hand it messages and wait on conditions. All
+of the protocol is in `FrontSession`, guarded by `lock`. When the connection breaks, every
+request on it fails with `EngineLost`, and the thread dials again, so that later requests
+work as soon as an engine listens.
+"""
+
+import contextlib
+import itertools
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from secrets import randbelow
+
+from cluster.errors import AddressError, LinkLost, WireError
+from cluster.frontend.draft import (
+    Draft,
+    Prompt,
+    RequestOptions,
+    default_sampling,
+    draft_of,
+)
+from cluster.frontend.errors import (
+    ClientClosed,
+    EngineLost,
+    EngineUnreachable,
+    ProtocolMismatch,
+    WaitTimedOut,
+)
+from cluster.frontend.requests import LiveRequest, Watcher
+from cluster.frontend.session import BadMessage, FrontSession, StatusTicket
+from cluster.frontend.tokenizer import Tokenizer
+from cluster.links import DealerLink, LinkLimits, check_address
+from cluster.messages import FromClient, ServerInfo, Status, ToClient
+from cluster.wire import FROM_CLIENT, PROTOCOL_VERSION, TO_CLIENT
+from scheduler.errors import InvalidRequest
+from scheduler.request import TokenBatch
+from scheduler.sampling import MAX_SEED, SamplingParams
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientConfig:
+    """Where the engine is, and how long a client waits for what."""
+
+    address: str
+    """Of the engine's front socket: tcp://host:port or ipc://path."""
+    label: str = ""
+    """For the engine's log."""
+    connect_timeout_s: float = 10.0
+    """Longest wait for an engine that can take requests, also after a loss."""
+    reply_timeout_s: float = 30.0
+    """Longest wait for the tokenizer's files or a status."""
+    close_timeout_s: float = 2.0
+    """Longest wait for the last messages to leave."""
+    shortest_redial_s: float = 0.05
+    longest_redial_s: float = 1.0
+    """Pauses between attempts to connect; each is twice the one before."""
+    server_key: str = ""
+    """The engine's public CURVE key (Z85); empty: plain."""
+
+
+class EngineClient:
+    """Submits requests to one engine and keeps their state. Any thread may call anything.
+
+    Raises:
+        AddressError: the address is not one that can be dialled.
+    """
+
+    def __init__(
+        self,
+        config: ClientConfig,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        draw_seed: Callable[[], int] = lambda: randbelow(MAX_SEED),
+    ) -> None:
+        check_address(config.address)
+        self.config = config
+        self.lock = threading.RLock()
+        """Held by whoever reads a `LiveRequest` that is not done."""
+        self._changed = threading.Condition(self.lock)
+        self._clock = clock
+        self._draw_seed = draw_seed
+        self._session = FrontSession(PROTOCOL_VERSION, config.label)
+        self._outbox: deque[bytes] = deque()
+        self._numbers = itertools.count()
+        self._dead: Exception | None = None  # why nothing will ever work again
+        self._last_loss = ""
+        self._is_closing = threading.Event()
+        self._linger_s = 0.0
+        self._tokenizer: tuple[str, Tokenizer] | None = None  # with its digest
+        self._tokenizer_lock = threading.Lock()
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._thread = threading.Thread(
+            target=self._run, name=f"stoker-client {config.address}", daemon=True
+        )
+        self._thread.start()
+
+    # What the engine is
+
+    def info(self, timeout_s: float | None = None) -> ServerInfo:
+        """What the engine serves, once it is ready.
+
+        Raises:
+            EngineUnreachable: none was ready within `timeout_s` (default: the config's).
+            ProtocolMismatch, ClientClosed
+        """
+        limit_s = self.config.connect_timeout_s if timeout_s is None else timeout_s
+        with self.lock:
+            self._wait(lambda: self._session.info is not None, limit_s, self._unreachable)
+            assert self._session.info is not None
+            return self._session.info
+
+    def tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of the engine's model, brought over once; None if it has none."""
+        digest = self.info().tokenizer_digest
+        if not digest:
+            return None
+        with self._tokenizer_lock:
+            if self._tokenizer is None or self._tokenizer[0] != digest:
+                self._tokenizer = (digest, self._fetch_tokenizer(digest))
+            return self._tokenizer[1]
+
+    def default_sampling(self) -> SamplingParams:
+        """What holds where a caller gives no sampling parameters."""
+        return default_sampling(self.info().defaults)
+
+    def status(self, timeout_s: float | None = None) -> Status:
+        """How the engine is, also while it starts.
+
+        Raises:
+            EngineUnreachable: no answer within `timeout_s`.
+            EngineLost: the connection broke meanwhile.
+        """
+        limit_s = self.config.reply_timeout_s if timeout_s is None else timeout_s
+        ticket = StatusTicket()
+        with self.lock:
+            self._send(self._session.ask_status(ticket))
+            try:
+                self._wait(lambda: ticket.is_done, limit_s, self._unreachable)
+            finally:
+                self._session.forget(ticket)
+        if ticket.status is None:
+            assert ticket.failure is not None
+            raise ticket.failure
+        return ticket.status
+
+    # Requests
+
+    def draft(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None = None,
+        options: RequestOptions | None = None,
+        *,
+        prompt_text: str | None = None,
+    ) -> Draft:
+        """Check a request and complete it. Encodes text, so it may take a while.
+
+        Raises:
+            InvalidRequest: it cannot be served.
+            EngineUnreachable, ProtocolMismatch, ClientClosed
+        """
+        info, tokenizer = self.info(), self.tokenizer()
+        return draft_of(
+            prompt,
+            default_sampling(info.defaults) if sampling is None else sampling,
+            RequestOptions() if options is None else options,
+            info=info,
+            tokenizer=tokenizer,
+            seed=self._draw_seed(),
+            request_id=f"request-{next(self._numbers)}",
+            prompt_text=prompt_text,
+        )
+
+    def submit(self, draft: Draft, watcher: Watcher | None = None) -> LiveRequest:
+        """Send a request; `watcher` is told of every change, by another thread.
+
+        Raises:
+            EngineUnreachable, ProtocolMismatch, ClientClosed
+        """
+        with self.lock:
+            self.info()
+            live, messages = self._session.submit(draft, self._clock())
+            try:
+                self._send(messages)
+            except WireError as error:
+                self._session.cancel(live)
+                raise InvalidRequest(str(error)) from error
+            if watcher is not None:
+                live.watchers.append(watcher)
+            return live
+
+    def cancel(self, live: LiveRequest) -> None:
+        """End a request with what it has so far; nothing if it is done."""
+        with self.lock:
+            if not live.is_done:
+                self._send(self._session.cancel(live))
+
+    def wait_done(self, live: LiveRequest, timeout_s: float | None) -> None:
+        """Wait until a request is done.
+
+        Raises:
+            WaitTimedOut: it was not within `timeout_s`; it goes on.
+        """
+        self.wait_for(live, lambda: live.is_done, timeout_s)
+
+    def wait_for(
+        self, live: LiveRequest, condition: Callable[[], bool], timeout_s: float | None
+    ) -> None:
+        """Wait until `condition`, asked with the lock held whenever the request changes."""
+        with self.lock:
+            if condition():
+                return
+            changed = threading.Condition(self.lock)
+
+            def tell(_: LiveRequest) -> None:
+                changed.notify_all()
+
+            live.watchers.append(tell)
+            try:
+                if not changed.wait_for(condition, timeout_s):
+                    raise WaitTimedOut(
+                        f"{live.draft.request_id} was not answered within {timeout_s:g} s; it "
+                        "goes on. Wait again, or cancel it"
+                    )
+            finally:
+                live.watchers.remove(tell)
+
+    def close(self) -> None:
+        """Abort what is live, let the last messages leave, and end the thread. Idempotent."""
+        with self.lock:
+            if not self._is_closing.is_set():
+                self._is_closing.set()
+                is_heard = self._session.info is not None
+                self._linger_s = self.config.close_timeout_s if is_heard else 0.0
+                self._outbox.extend(map(FROM_CLIENT.encode, self._session.abort_all()))
+                self._give_up(ClientClosed("the client was closed"))
+                self._wake()
+        if threading.current_thread() is not self._thread:
+            self._thread.join(self.config.close_timeout_s + 1.0)
+
+    # Waiting, with the lock held
+
+    def _wait(
+        self, condition: Callable[[], bool], limit_s: float, error: Callable[[float], Exception]
+    ) -> None:
+        """Wait for what the connection brings; `error` makes what is raised when time is up."""
+        self._changed.wait_for(lambda: condition() or self._dead is not None, limit_s)
+        if condition():
+            return
+        raise self._dead or error(limit_s)
+
+    def _unreachable(self, limit_s: float) -> Exception:
+        if self._session.news:
+            state = f"the engine at {self.config.address} is not ready: {self._session.news}"
+        else:
+            state = f"no engine answers at {self.config.address}"
+        loss = f" The last connection ended: {self._last_loss}." if self._last_loss else ""
+        return EngineUnreachable(
+            f"{state} (waited {limit_s:g} s).{loss} Is it running there (`stoker serve`)?"
+        )
+
+    def _fetch_tokenizer(self, digest: str) -> Tokenizer:
+        session = self._session
+        with self.lock:
+            self._send(session.ask_tokenizer())
+            self._wait(
+                lambda: session.tokenizer_files is not None or session.info is None,
+                self.config.reply_timeout_s,
+                lambda limit_s: EngineUnreachable(
+                    f"the engine at {self.config.address} did not send its tokenizer's files "
+                    f"within {limit_s:g} s"
+                ),
+            )
+            files = session.tokenizer_files
+        if files is None or files.digest != digest:
+            raise EngineLost("the connection ended before the tokenizer's files were here")
+        return Tokenizer(files)
+
+    def _send(self, messages: Iterable[FromClient]) -> None:
+        if self._dead is not None:
+            raise self._dead
+        frames = [FROM_CLIENT.encode(message) for message in messages]
+        if frames:
+            self._outbox.extend(frames)
+            self._wake()
+
+    def _wake(self) -> None:
+        if self._wake_fd >= 0:
+            os.eventfd_write(self._wake_fd, 1)
+
+    # The thread that owns the socket
+
+    def _run(self) -> None:
+        pause_s = self.config.shortest_redial_s
+        try:
+            while not self._is_closing.wait(pause_s if self._last_loss else 0.0):
+                if self._serve_one_connection():
+                    pause_s = self.config.shortest_redial_s
+                else:
+                    pause_s = min(2 * pause_s, self.config.longest_redial_s)
+        except (ProtocolMismatch, AddressError) as error:
+            self._give_up(error)
+        except Exception as error:
+            _log.exception("client thread failed address=%s", self.config.address)
+            self._give_up(EngineLost(f"the client's own thread failed: {error!r}"))
+        finally:
+            with self.lock:
+                os.close(self._wake_fd)
+                self._wake_fd = -1
+
+    def _serve_one_connection(self) -> bool:
+        """Exchange messages until the connection or the client ends; True if it was of use."""
+        limits = LinkLimits(max_message_bytes=TO_CLIENT.max_bytes)
+        link = DealerLink(self.config.address, limits, curve_server_key=self.config.server_key)
+        try:
+            for hello in self._session.hello():
+                link.send(FROM_CLIENT.encode(hello))
+            while not self._exchange(link):
+                link.wait(None, (self._wake_fd,))
+        except (LinkLost, WireError, BadMessage, EngineLost) as error:
+            return self._lose(error)
+        finally:
+            link.close(self._linger_s)
+        return True
+
+    def _exchange(self, link: DealerLink) -> bool:
+        """Take in what has come, send what is to be sent; True if this was the last time."""
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._wake_fd)
+        is_last = self._is_closing.is_set()
+        while (frame := link.take()) is not None:
+            self._take(TO_CLIENT.decode(frame))
+        with self.lock:
+            frames = list(self._outbox)
+            self._outbox.clear()
+        for frame in frames:
+            link.send(frame)
+        return is_last
+
+    def _take(self, message: ToClient) -> None:
+        with self.lock:
+            self._send_now(self._session.receive(message, self._clock()))
+            if not isinstance(message, TokenBatch):
+                self._changed.notify_all()
+
+    def _send_now(self, messages: Iterable[FromClient]) -> None:
+        self._outbox.extend(map(FROM_CLIENT.encode, messages))
+
+    def _lose(self, error: Exception) -> bool:
+        """The connection ended; returns whether it had come to a ready engine."""
+        with self.lock:
+            was_ready = self._session.info is not None
+            num_live = self._session.num_live
+            self._last_loss = str(error)
+            self._outbox.clear()
+            self._session.lose(EngineLost(f"lost the engine at {self.config.address}: {error}"))
+            self._changed.notify_all()
+        if not self._is_closing.is_set():
+            _log.warning(
+                "connection lost address=%s live=%d reason=%s",
+                self.config.address,
+                num_live,
+                error,
+            )
+        return was_ready
+
+    def _give_up(self, error: Exception) -> None:
+        with self.lock:
+            self._dead = self._dead or error
+            self._session.lose(self._dead)
+            self._changed.notify_all()

@@ -1,0 +1,327 @@
+"""What one client and one engine say to each other on the front socket, without the socket.
+
+Messages and the time go in, messages to send come out. `FrontSession` keeps the live
+requests of one connection; a new connection starts with none, since handles mean nothing
+to another engine. Invariant: a request is in the session exactly while an output of it is live.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cluster.frontend.draft import Draft
+from cluster.frontend.errors import EngineLost, ProtocolMismatch, error_of
+from cluster.frontend.requests import LiveOutput, LiveRequest, TokenLogprobs
+from cluster.frontend.tokenizer_files import TokenizerFiles
+from cluster.messages import (
+    ClientHello,
+    EngineStarting,
+    EngineStopping,
+    FromClient,
+    Refusal,
+    ServerInfo,
+    Status,
+    StatusRequest,
+    ToClient,
+    TokenizerRequest,
+)
+from scheduler.arrays import int32
+from scheduler.plan import LogprobRows
+from scheduler.request import Abort, Ended, Finish, Rejection, Started, TokenBatch
+from scheduler.sampling import INT32_MAX
+
+
+class BadMessage(ValueError):
+    """A message that no engine sends; the connection cannot be trusted any further."""
+
+
+@dataclass(slots=True)
+class StatusTicket:
+    """One caller's wait for a `Status`."""
+
+    status: Status | None = None
+    failure: Exception | None = None
+
+    @property
+    def is_done(self) -> bool:
+        return self.status is not None or self.failure is not None
+
+
+class FrontSession:
+    """One connection: its state, and the requests that live on it."""
+
+    def __init__(self, protocol: int, label: str = "") -> None:
+        self._protocol = protocol
+        self._label = label
+        self.info: ServerInfo | None = None
+        """Set while requests may be sent."""
+        self.tokenizer_files: TokenizerFiles | None = None
+        self.news = ""
+        """What the engine last said about itself: starting, or stopping."""
+        self._tokenizer_digest = ""
+        self.num_unknown = 0
+        """News of requests that are not live, which is normal for a while after an abort."""
+        self._tickets: list[StatusTicket] = []
+        self._requests: dict[int, tuple[LiveRequest, LiveOutput]] = {}
+        self._is_tokenizer_asked = False
+        self._last_handle = 0
+
+    @property
+    def num_live(self) -> int:
+        """Outputs that the engine still works on."""
+        return len(self._requests)
+
+    def hello(self) -> list[FromClient]:
+        """What a new connection begins with."""
+        return [ClientHello(protocol=self._protocol, label=self._label)]
+
+    def submit(self, draft: Draft, now_s: float) -> tuple[LiveRequest, list[FromClient]]:
+        """Start a request; returns its state, which later messages change, and what to send."""
+        assert self.info is not None, "submitted before ServerInfo"
+        handles = [self._new_handle() for _ in range(draft.sampling.n)]
+        outputs = [LiveOutput(i, handle, draft.text_stream()) for i, handle in enumerate(handles)]
+        live = LiveRequest(draft=draft, outputs=outputs, submitted_s=now_s)
+        for output in outputs:
+            self._requests[output.handle] = (live, output)
+        return live, list(draft.requests(handles))
+
+    def cancel(self, live: LiveRequest) -> list[FromClient]:
+        """End what still runs of a request, with what it has so far."""
+        handles = self._drop(live)
+        for output in live.outputs:
+            if output.is_live:
+                output.end(Finish.ABORT)
+        live.notify()
+        return [Abort(int32(handles))] if handles else []
+
+    def abort_all(self) -> list[FromClient]:
+        """What to send so that the engine forgets all that is live; it stays live here."""
+        return [Abort(int32(list(self._requests)))] if self._requests else []
+
+    def ask_tokenizer(self) -> list[FromClient]:
+        """Ask for the tokenizer's files, unless they are here or on their way."""
+        if self._is_tokenizer_asked or self.tokenizer_files is not None:
+            return []
+        self._is_tokenizer_asked = True
+        return [TokenizerRequest()]
+
+    def ask_status(self, ticket: StatusTicket) -> list[FromClient]:
+        self._tickets.append(ticket)
+        return [StatusRequest()]
+
+    def forget(self, ticket: StatusTicket) -> None:
+        """The caller gave up; an answer that comes later is for nobody."""
+        ticket.failure = ticket.failure or EngineLost("the caller stopped waiting")
+
+    def lose(self, failure: Exception) -> None:
+        """The connection is gone: nothing that is live on it will be answered."""
+        self.info, self._is_tokenizer_asked = None, False
+        lost = {id(live): live for live, _ in self._requests.values()}
+        self._requests.clear()
+        for live in lost.values():
+            _fail(live, failure)
+        for ticket in self._tickets:
+            ticket.failure = ticket.failure or failure
+        self._tickets.clear()
+
+    def receive(self, message: ToClient, now_s: float) -> list[FromClient]:
+        """Take in one message; returns what to send in consequence.
+
+        Raises:
+            BadMessage: its columns do not fit together.
+            EngineLost: the engine does not know us, or could not read us; connect anew.
+            ProtocolMismatch: connecting anew does not help either.
+        """
+        match message:
+            case TokenBatch():
+                return self._take_tokens(message, now_s)
+            case Rejection():
+                return self._take_rejection(message)
+            case ServerInfo():
+                self._take_info(message)
+            case EngineStarting() | EngineStopping():
+                self.news = message.message
+            case TokenizerFiles():
+                self.tokenizer_files = message
+            case Status():
+                if self._tickets:
+                    self._tickets.pop(0).status = message
+            case Refusal():
+                raise _error_of_refusal(message)
+        return []
+
+    def _take_info(self, info: ServerInfo) -> None:
+        if info.protocol != self._protocol:
+            raise ProtocolMismatch(
+                f"the engine speaks protocol {info.protocol}, this client {self._protocol}: "
+                "install the same version of Stoker on both sides"
+            )
+        if self._tokenizer_digest != info.tokenizer_digest:
+            self._tokenizer_digest, self.tokenizer_files = info.tokenizer_digest, None
+        self.info, self.news = info, ""
+
+    def _take_rejection(self, rejection: Rejection) -> list[FromClient]:
+        found = self._requests.get(rejection.handle)
+        if found is None:
+            self.num_unknown += 1
+            return []
+        live, _ = found
+        del self._requests[rejection.handle]
+        others = self._drop(live)
+        _fail(live, error_of(rejection))
+        return [Abort(int32(others))] if others else []
+
+    def _take_tokens(self, batch: TokenBatch, now_s: float) -> list[FromClient]:
+        rows = _Rows.of(batch)
+        touched: dict[int, LiveRequest] = {}
+        if batch.logprobs is not None:
+            self._take_logprobs(batch.logprobs, rows.handles)
+        for started in batch.started:
+            self._take_started(started)
+        ended = {entry.handle: entry for entry in batch.ended}
+        stopped: list[int] = []
+        at = 0
+        for handle, count, finish in zip(rows.handles, rows.counts, rows.finishes, strict=True):
+            tokens = rows.tokens[at : at + count]
+            at += count
+            found = self._requests.get(handle)
+            if found is None:
+                self.num_unknown += 1
+                continue
+            live, output = found
+            touched[id(live)] = live
+            if _advance(live, output, tokens, finish, ended.get(handle), now_s):
+                del self._requests[handle]
+                if finish is Finish.NOT_YET:
+                    stopped.append(handle)
+        for live in touched.values():
+            live.notify()
+        return [Abort(int32(stopped))] if stopped else []
+
+    def _take_started(self, started: Started) -> None:
+        if found := self._requests.get(started.handle):
+            _, output = found
+            output.num_cached_tokens = started.num_cached_tokens
+            output.queue_s = started.queue_s
+
+    def _take_logprobs(self, columns: LogprobRows, handles: list[int]) -> None:
+        for row, position, entry in _logprob_entries(columns):
+            if not 0 <= row < len(handles):
+                raise BadMessage(f"log-probabilities of row {row}, but there are {len(handles)}")
+            found = self._requests.get(handles[row])
+            if found is None:
+                continue
+            live, output = found
+            if position < live.draft.num_prompt:
+                live.prompt_logprobs[position] = entry
+            else:
+                output.put_logprobs(position - live.draft.num_prompt, entry)
+
+    def _new_handle(self) -> int:
+        """Never that of a live request, and not soon that of one before."""
+        while True:
+            self._last_handle = self._last_handle % INT32_MAX + 1
+            if self._last_handle not in self._requests:
+                return self._last_handle
+
+    def _drop(self, live: LiveRequest) -> list[int]:
+        """Forget the live outputs of a request; returns their handles."""
+        handles = [output.handle for output in live.outputs if output.handle in self._requests]
+        for handle in handles:
+            del self._requests[handle]
+        return handles
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """The columns of a `TokenBatch` as lists, with defaults filled in."""
+
+    handles: list[int]
+    counts: list[int]
+    tokens: list[int]
+    finishes: list[Finish]
+
+    @classmethod
+    def of(cls, batch: TokenBatch) -> "_Rows":
+        handles: list[int] = batch.handle.tolist()
+        counts: list[int] = batch.count.tolist() if batch.count.size else [1] * len(handles)
+        codes: list[int] = batch.finish.tolist() if batch.finish.size else [0] * len(handles)
+        tokens: list[int] = batch.token.tolist()
+        if not len(handles) == len(counts) == len(codes):
+            raise BadMessage(
+                f"news of {len(handles)} requests with {len(counts)} counts and "
+                f"{len(codes)} finish codes"
+            )
+        if sum(counts) != len(tokens) or min(counts, default=0) < 0:
+            raise BadMessage(f"counts that sum to {sum(counts)} for {len(tokens)} tokens")
+        try:
+            return cls(handles, counts, tokens, [Finish(code) for code in codes])
+        except ValueError as error:
+            raise BadMessage(f"unknown finish code: {error}") from error
+
+
+def _advance(
+    live: LiveRequest,
+    output: LiveOutput,
+    tokens: list[int],
+    finish: Finish,
+    ended: Ended | None,
+    now_s: float,
+) -> bool:
+    """Give one output its new tokens; True if it ended, by the engine's word or by a stop
+    string, whichever comes first in the text."""
+    if ended is not None:
+        output.num_preemptions = ended.num_preemptions
+    last = len(tokens) - 1
+    for i, token_id in enumerate(tokens):
+        ends_output = finish is Finish.STOP and i == last
+        adds_text = live.draft.adds_text(token_id, ends_output=ends_output)
+        if output.feed(token_id, now_s, adds_text=adds_text):
+            return True
+    if finish is Finish.NOT_YET:
+        return False
+    stop_reason: int | None = None
+    if finish is Finish.STOP and tokens and tokens[-1] in live.draft.sampling.stop_token_ids:
+        stop_reason = tokens[-1]
+    output.end(finish, stop_reason, message=ended.message if ended else "")
+    return True
+
+
+def _logprob_entries(columns: LogprobRows) -> Iterable[tuple[int, int, TokenLogprobs]]:
+    """(row, position, log-probabilities without the padding) of each row."""
+    count, width = columns.row.size, columns.width
+    sizes = (columns.token.size, columns.logprob.size, columns.rank.size)
+    if columns.position.size != count or any(size != count * width for size in sizes):
+        raise BadMessage(f"{count} rows of {width} log-probabilities, but {sizes} values")
+    rows, positions = columns.row.tolist(), columns.position.tolist()
+    ids, logprobs, ranks = (
+        columns.token.tolist(),
+        columns.logprob.tolist(),
+        columns.rank.tolist(),
+    )
+    for i, (row, position) in enumerate(zip(rows, positions, strict=True)):
+        at = range(i * width, (i + 1) * width)
+        kept = [j for j in at if ids[j] >= 0]
+        yield (
+            row,
+            position,
+            TokenLogprobs(
+                tuple(ids[j] for j in kept),
+                tuple(logprobs[j] for j in kept),
+                tuple(ranks[j] for j in kept),
+            ),
+        )
+
+
+def _fail(live: LiveRequest, failure: Exception) -> None:
+    if live.failure is None:
+        live.failure = failure
+    for output in live.outputs:
+        if output.is_live:
+            output.end(Finish.ERROR, message=str(failure))
+    live.notify()
+
+
+def _error_of_refusal(refusal: Refusal) -> Exception:
+    if refusal.reason == "protocol":
+        return ProtocolMismatch(refusal.message)
+    return EngineLost(f"the engine refused this connection ({refusal.reason}): {refusal.message}")
