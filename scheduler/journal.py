@@ -15,7 +15,7 @@ from msgspec import Struct
 from scheduler.arrays import decode_column, encode_column
 from scheduler.config import ModelLimits, SchedulerConfig
 from scheduler.plan import StepResult
-from scheduler.request import Request
+from scheduler.request import Finish, Request
 
 
 class Opened(Struct, frozen=True, kw_only=True, tag_field="event", tag="opened"):
@@ -53,8 +53,12 @@ class Aborted(Struct, frozen=True, kw_only=True, tag_field="event", tag="aborted
 
 
 class Expired(Struct, frozen=True, kw_only=True, tag_field="event", tag="expired"):
+    """Requests that were ended from outside: late, or beyond hope."""
+
     now: float
     serials: list[int]
+    finish: Finish
+    message: str
 
 
 class Planned(

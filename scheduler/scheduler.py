@@ -141,7 +141,7 @@ class Scheduler:
 
     def fail_waiting(self, message: str, now: float) -> list[Outgoing]:
         """End all that wait, since nothing will compute them any more."""
-        return self._end_early(list(self.waiting), Finish.ERROR, message, now)
+        return self.end_early([s.serial for s in self.waiting], Finish.ERROR, message, now)
 
     def next_deadline(self) -> float | None:
         """When `expire` must be called next."""
@@ -153,13 +153,18 @@ class Scheduler:
         """End the requests whose time is over, wherever they are."""
         late = []
         while (deadline := self.next_deadline()) is not None and deadline <= now:
-            late.append(heapq.heappop(self._deadlines)[2])
-        return self._end_early(late, Finish.TIMEOUT, "timeout_s passed", now) if late else []
+            late.append(heapq.heappop(self._deadlines)[1])
+        return self.end_early(late, Finish.TIMEOUT, "timeout_s passed", now) if late else []
 
-    def _end_early(
-        self, sequences: list[Sequence], finish: Finish, message: str, now: float
+    def end_early(
+        self, serials: Iterable[int], finish: Finish, message: str, now: float
     ) -> list[Outgoing]:
-        self._record(events.Expired(now=now, serials=[s.serial for s in sequences]))
+        """End live sequences, wherever they are, and tell their clients why."""
+        wanted = set(serials)
+        sequences = [s for s in self.live.values() if s.serial in wanted]
+        self._record(
+            events.Expired(now=now, serials=sorted(wanted), finish=finish, message=message)
+        )
         for sequence in sequences:
             self._end(sequence, finish)
         return Outbox(
