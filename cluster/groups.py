@@ -1,0 +1,282 @@
+"""The life of a worker group as a state machine without I/O: events in, instructions out.
+
+    starting ──all hellos──> sizing ──all ready──> ready
+        │                       │                    │
+        └───────failure─────────┴──────failure───────┘
+                                │
+    starting <─pause over─ waiting <─no process left, may restart─ lost ─or not─> stopped
+
+Invariants: the epoch rises with every start and never falls; in one epoch a group serves at
+most once and is lost at most once, and never serves after it was lost; it starts again only
+when no process of the epoch before is left, so that two epochs never compute side by side.
+"""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from cluster.messages import RankStatus, WorkerHello
+
+State: TypeAlias = Literal["starting", "sizing", "ready", "lost", "waiting", "stopped"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartPolicy:
+    """Whether a lost group comes back. A group that never was ready does not."""
+
+    max_restarts: int = 0
+    """Restarts in a row, without `stable_s` of service between them. 0: a lost group stays
+    lost."""
+    first_pause_s: float = 1.0
+    """Before the first restart; each further pause is twice as long."""
+    longest_pause_s: float = 30.0
+    stable_s: float = 60.0
+    """Service that makes earlier losses forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class SizePool:
+    """Send these peers the number of blocks that each rank can hold."""
+
+    peers: tuple[bytes, ...]
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """The group takes plans now."""
+
+    group: int
+    epoch: int
+    num_blocks: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lose:
+    """The group is gone: take its sequences back, and end what is left of its processes."""
+
+    group: int
+    epoch: int
+    message: str
+    rank: int
+    """Whose fault it was; -1: the group's."""
+    step: int
+    was_ready: bool
+    restarts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start the ranks of this epoch."""
+
+    group: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Send this peer away; it is not, or no longer, one of the group's."""
+
+    peer: bytes
+    message: str
+
+
+Instruction: TypeAlias = SizePool | Serve | Lose | Start | Refuse
+
+
+@dataclass(slots=True)
+class Rank:
+    """One worker of the present epoch that has said hello."""
+
+    peer: bytes
+    hello: WorkerHello
+    is_ready: bool = False
+
+
+class WorkerGroup:
+    """One group. Whoever owns it starts the ranks of epoch 1 unasked, at once."""
+
+    def __init__(
+        self,
+        group: int,
+        num_ranks: int,
+        *,
+        start_timeout_s: float,
+        policy: RestartPolicy,
+        now: float,
+    ) -> None:
+        self.group = group
+        self.num_ranks = num_ranks
+        self.epoch = 1
+        self.state: State = "starting"
+        self.ranks: dict[int, Rank] = {}
+        self.num_blocks = 0
+        self.message = ""
+        """Why it was lost last."""
+        self.max_model_len = 0
+        self.vocab_size = 0
+        self._policy = policy
+        self._start_timeout_s = start_timeout_s
+        self._wake_at: float | None = now + start_timeout_s
+        self._was_ever_ready = False
+        self._ready_since = 0.0
+        self._num_restarts = 0
+
+    # --- what is asked of it ---
+
+    @property
+    def peers(self) -> tuple[bytes, ...]:
+        """Of the ranks that have said hello, in the order of ranks."""
+        return tuple(self.ranks[rank].peer for rank in sorted(self.ranks))
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When `tick` must be called next."""
+        return self._wake_at
+
+    @property
+    def has_hope(self) -> bool:
+        """Whether it computes, or may do so some time."""
+        return self.state != "stopped" and not (self.state == "lost" and not self._may_restart)
+
+    @property
+    def _may_restart(self) -> bool:
+        return self._was_ever_ready and self._num_restarts < self._policy.max_restarts
+
+    def rank_statuses(self) -> tuple[RankStatus, ...]:
+        return tuple(self._rank_status(rank) for rank in range(self.num_ranks))
+
+    def _rank_status(self, number: int) -> RankStatus:
+        rank = self.ranks.get(number)
+        if rank is None:
+            return RankStatus(rank=number, state="starting")
+        return RankStatus(
+            rank=number,
+            state="ready" if rank.is_ready else "loaded",
+            host=rank.hello.host,
+            pid=rank.hello.pid,
+            device=rank.hello.capacity.device,
+            num_blocks=rank.hello.capacity.num_blocks,
+            weight_bytes=rank.hello.capacity.weight_bytes,
+        )
+
+    # --- events ---
+
+    def hello(self, peer: bytes, hello: WorkerHello, now: float) -> list[Instruction]:
+        """A rank has loaded its weights and says what it can hold."""
+        complaint = self._complaint(hello)
+        if complaint:
+            return [Refuse(peer, complaint)]
+        self.ranks[hello.rank] = Rank(peer, hello)
+        if len(self.ranks) < self.num_ranks:
+            return []
+        capacities = [rank.hello.capacity for rank in self.ranks.values()]
+        limits = {(each.vocab_size, each.max_model_len) for each in capacities}
+        if len(limits) != 1:
+            return self.failed(
+                self.epoch,
+                -1,
+                "the ranks loaded different models: (vocab_size, max_model_len) are "
+                f"{sorted(limits)}. Give every node the same checkpoint",
+                now=now,
+            )
+        self.vocab_size, self.max_model_len = limits.pop()
+        self.num_blocks = min(each.num_blocks for each in capacities)
+        self.state = "sizing"
+        return [SizePool(self.peers, self.num_blocks)]
+
+    def _complaint(self, hello: WorkerHello) -> str:
+        if hello.epoch != self.epoch:
+            return f"group {self.group} is at epoch {self.epoch}; epoch {hello.epoch} is over"
+        if self.state != "starting":
+            return f"group {self.group} is {self.state} and takes no more ranks"
+        if not 0 <= hello.rank < self.num_ranks:
+            return f"group {self.group} has ranks 0 to {self.num_ranks - 1}, not {hello.rank}"
+        if hello.rank in self.ranks:
+            return f"rank {hello.rank} of group {self.group} is here already"
+        return ""
+
+    def ready(self, peer: bytes, now: float) -> list[Instruction]:
+        """A rank has allocated its pool."""
+        number = self.rank_of(peer)
+        if number is None:
+            return []
+        if self.state != "sizing" or self.ranks[number].is_ready:
+            return self.failed(
+                self.epoch,
+                number,
+                f"said that it is ready while the group is {self.state}",
+                now=now,
+            )
+        self.ranks[number].is_ready = True
+        if not all(rank.is_ready for rank in self.ranks.values()):
+            return []
+        self.state = "ready"
+        self._was_ever_ready = True
+        self._ready_since = now
+        self._wake_at = None
+        return [Serve(self.group, self.epoch, self.num_blocks)]
+
+    def failed(
+        self, epoch: int, rank: int, message: str, *, step: int = 0, now: float
+    ) -> list[Instruction]:
+        """A rank, or the group (-1), cannot go on. Only the first failure of an epoch counts."""
+        if epoch != self.epoch or self.state not in ("starting", "sizing", "ready"):
+            return []
+        was_ready = self.state == "ready"
+        if was_ready and now - self._ready_since >= self._policy.stable_s:
+            self._num_restarts = 0
+        self.state = "lost"
+        self.message = message
+        self.ranks.clear()
+        self._wake_at = None
+        return [
+            Lose(
+                group=self.group,
+                epoch=epoch,
+                message=message,
+                rank=rank,
+                step=step,
+                was_ready=was_ready,
+                restarts=self._may_restart,
+            )
+        ]
+
+    def stopped(self, epoch: int, now: float) -> list[Instruction]:
+        """No process of this epoch is left."""
+        if epoch != self.epoch:
+            return []
+        lost = self.failed(epoch, -1, "all its processes ended", now=now)
+        if self.state == "lost":
+            if self._may_restart:
+                pause_s = self._policy.first_pause_s * 2**self._num_restarts
+                self._wake_at = now + min(pause_s, self._policy.longest_pause_s)
+                self._num_restarts += 1
+                self.state = "waiting"
+            else:
+                self.state = "stopped"
+        return lost
+
+    def tick(self, now: float) -> list[Instruction]:
+        """Time has passed: a pause may be over, or a start may have taken too long."""
+        if self._wake_at is None or now < self._wake_at:
+            return []
+        if self.state == "waiting":
+            self.epoch += 1
+            self.state = "starting"
+            self._wake_at = now + self._start_timeout_s
+            return [Start(self.group, self.epoch)]
+        waited = f"not ready within start_timeout_s={self._start_timeout_s:g}"
+        if self.state == "starting":
+            missing = sorted(set(range(self.num_ranks)) - self.ranks.keys())
+            why = f"{waited}: ranks {missing} have not loaded the model"
+        else:
+            missing = sorted(n for n, rank in self.ranks.items() if not rank.is_ready)
+            why = f"{waited}: ranks {missing} have not allocated their KV blocks"
+        return self.failed(self.epoch, missing[0], why, now=now)
+
+    def rank_of(self, peer: bytes) -> int | None:
+        """Which rank of the present epoch this peer is."""
+        for number, rank in self.ranks.items():
+            if rank.peer == peer:
+                return number
+        return None

@@ -1,0 +1,177 @@
+"""Hosts one rank: plans in, results out, until the engine says stop or is gone.
+
+The same host runs in a plain process and in a Ray actor. It knows nothing of how the rank
+computes (`Runner`) and nothing of who started it.
+"""
+
+import os
+import socket
+import traceback
+from collections.abc import Callable
+from typing import Protocol
+
+from cluster.backend import WorkerLaunch
+from cluster.errors import LinkLost, WireError
+from cluster.links import DealerLink, LinkLimits
+from cluster.logs import EventLog
+from cluster.messages import (
+    FromEngine,
+    PoolSize,
+    RankCapacity,
+    Refusal,
+    Stop,
+    ToEngine,
+    WorkerFailed,
+    WorkerHello,
+    WorkerReady,
+)
+from cluster.wire import FROM_ENGINE, PROTOCOL_VERSION, TO_ENGINE
+from scheduler.plan import StepPlan, StepResult
+
+LAST_WORDS_S = 2.0
+"""How long the message that explains a failure may take to leave."""
+
+EXIT_DONE, EXIT_FAILED, EXIT_NO_ENGINE = 0, 1, 3
+
+
+class Runner(Protocol):
+    """What `worker.runner.ModelRunner` does, as the host sees it."""
+
+    def load(self) -> None: ...
+
+    def measure(self) -> RankCapacity: ...
+
+    def allocate(self, num_blocks: int) -> None: ...
+
+    def execute(self, plan: StepPlan) -> StepResult | None: ...
+
+    def close(self) -> None: ...
+
+
+RunnerFactory = Callable[[WorkerLaunch], Runner]
+
+
+class EngineSaidStop(Exception):
+    """The engine ends this worker in order, or refuses it."""
+
+
+class WorkerHost:
+    """One rank from its hello to its end."""
+
+    def __init__(self, launch: WorkerLaunch, build: RunnerFactory, log: EventLog) -> None:
+        self._launch = launch
+        self._build = build
+        self._log = log
+        self._step = 0
+        self._runner: Runner | None = None
+        self._link = DealerLink(
+            launch.address,
+            LinkLimits(
+                max_message_bytes=FROM_ENGINE.max_bytes, peer_timeout_s=launch.engine_timeout_s
+            ),
+            curve_server_key=launch.curve_server_key,
+        )
+
+    def run(self) -> int:
+        """Load, serve, and close; the exit code of the process."""
+        code = EXIT_DONE
+        try:
+            self._start()
+            self._serve()
+        except EngineSaidStop as stop:
+            self._log.info("worker_stopping", reason=stop)
+        except LinkLost as error:
+            self._log.error("engine_lost", step=self._step, error=error)
+            code = EXIT_NO_ENGINE
+        except Exception as error:
+            self._report(error)
+            code = EXIT_FAILED
+        finally:
+            self._link.close(linger_s=LAST_WORDS_S if code == EXIT_FAILED else 0.0)
+            if self._runner is not None:
+                self._runner.close()
+        return code
+
+    def _start(self) -> None:
+        runner = self._runner = self._build(self._launch)
+        runner.load()
+        capacity = runner.measure()
+        self._log.info(
+            "worker_loaded",
+            weight_bytes=capacity.weight_bytes,
+            activation_bytes=capacity.activation_bytes,
+            free_bytes=capacity.free_bytes,
+            block_bytes=capacity.block_bytes,
+            num_blocks=capacity.num_blocks,
+            device=capacity.device,
+        )
+        self._link.wait_connected(self._launch.connect_timeout_s)
+        self._send(self._hello(capacity))
+        pool = self._next()
+        if not isinstance(pool, PoolSize):
+            raise WireError(f"expected the pool's size, got {type(pool).__name__}")
+        runner.allocate(pool.num_blocks)
+        self._send(WorkerReady())
+        self._log.info("worker_ready", num_blocks=pool.num_blocks)
+
+    def _hello(self, capacity: RankCapacity) -> WorkerHello:
+        launch = self._launch
+        return WorkerHello(
+            protocol=PROTOCOL_VERSION,
+            engine_id=launch.engine_id,
+            key=launch.key,
+            group=launch.group,
+            epoch=launch.epoch,
+            rank=launch.rank,
+            capacity=capacity,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+        )
+
+    def _serve(self) -> None:
+        assert self._runner is not None
+        while True:
+            plan = self._next()
+            if not isinstance(plan, StepPlan):
+                raise WireError(f"expected a plan, got {type(plan).__name__}")
+            self._step = plan.step
+            result = self._runner.execute(plan)
+            if result is not None:
+                self._send(result)
+
+    def _next(self) -> FromEngine:
+        """The engine's next message, however long it takes.
+
+        Raises:
+            EngineSaidStop: it is the last one.
+            LinkLost: the engine is gone.
+        """
+        frame = self._link.receive(timeout_s=None)
+        assert frame is not None
+        message = FROM_ENGINE.decode(frame)
+        if isinstance(message, Stop | Refusal):
+            raise EngineSaidStop(message.message)
+        return message
+
+    def _send(self, message: ToEngine) -> None:
+        self._link.send(TO_ENGINE.encode(message))
+
+    def _report(self, error: Exception) -> None:
+        """Tell the engine what broke, where it can be told; the trace goes to the log."""
+        launch = self._launch
+        text = f"{type(error).__name__}: {error}"
+        self._log.error("worker_failed", step=self._step, error=text)
+        traceback.print_exception(error)
+        try:
+            self._link.wait_connected(LAST_WORDS_S)
+            self._send(
+                WorkerFailed(
+                    group=launch.group,
+                    epoch=launch.epoch,
+                    rank=launch.rank,
+                    step=self._step,
+                    message=text,
+                )
+            )
+        except LinkLost as lost:
+            self._log.error("engine_lost", step=self._step, error=lost)

@@ -1,0 +1,53 @@
+"""The main of a plain worker process: `python -m cluster.worker_main PARENT_PID < launch`."""
+
+import os
+import signal
+import sys
+from types import FrameType
+
+import msgspec
+
+from cluster.backend import WorkerLaunch, decode_launch
+from cluster.logs import EventLog, show_events
+from cluster.orphans import die_with_parent
+from cluster.worker_host import Runner, RunnerFactory, WorkerHost
+
+
+def main(build: RunnerFactory | None = None) -> int:
+    """Run one rank until its end; the exit code."""
+    die_with_parent(int(sys.argv[1]))
+    try:
+        launch = decode_launch(sys.stdin.buffer.read())
+    except msgspec.DecodeError as error:
+        print(f"no launch on standard input: {error}", file=sys.stderr)
+        return 2
+    signal.signal(signal.SIGTERM, _end)
+    show_events(f"worker {launch.name}", launch.log_level)
+    settle_on_cores(launch)
+    log = EventLog("worker", group=launch.group, epoch=launch.epoch, rank=launch.rank)
+    return WorkerHost(launch, build if build is not None else build_model_runner, log).run()
+
+
+def build_model_runner(launch: WorkerLaunch) -> Runner:
+    """Import torch only when the process is on its cores and knows its threads."""
+    from cluster.model_runners import build_runner
+
+    return build_runner(launch)
+
+
+def settle_on_cores(launch: WorkerLaunch) -> None:
+    """Pin this process, and say how many threads numerical libraries may start.
+
+    Must come before torch is imported, which reads the number then.
+    """
+    if launch.cores:
+        os.sched_setaffinity(0, launch.cores)
+    os.environ["OMP_NUM_THREADS"] = str(launch.runner.num_threads)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
