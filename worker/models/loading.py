@@ -1,0 +1,151 @@
+"""From a checkpoint's tensors to one rank's slices, fused and packed for its operations."""
+
+import torch
+from torch import Tensor
+
+from worker.models.decoder import DecoderWeights, LayerWeights
+from worker.models.rope import rope_table
+from worker.models.spec import ModelSpec
+from worker.ops.table import HeadNorms, Linear, Operations
+from worker.shards import ModelWidths, Shard, Span
+from worker.weights import Checkpoint
+
+
+def model_widths(spec: ModelSpec) -> ModelWidths:
+    """What of the model is dealt out to ranks."""
+    return ModelWidths(
+        num_q_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        mlp_columns=spec.mlp_columns,
+        vocab_rows=spec.vocab_size,
+    )
+
+
+class WeightLoader:
+    """Reads one rank's slices, one layer at a time, so that at most one layer exists twice."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        spec: ModelSpec,
+        shard: Shard,
+        ops: Operations,
+        device: torch.device,
+    ) -> None:
+        self._checkpoint, self._spec, self._shard = checkpoint, spec, shard
+        self._ops, self._device = ops, device
+        self._q_rows = _scaled(shard.q_heads, spec.head_dim)
+        self._kv_rows = _scaled(shard.kv_heads, spec.head_dim)
+        self._num_bytes = 0
+
+    def load(self, max_positions: int) -> DecoderWeights:
+        """All of this rank's weights, and the rotary table for `max_positions`.
+
+        Raises:
+            DamagedCheckpoint: a tensor is missing, unreadable or of another shape.
+        """
+        spec, rows = self._spec, self._shard.vocab_rows
+        vocabulary = (spec.vocab_size, spec.hidden_size)
+        embedding = self._read("model.embed_tokens.weight", vocabulary, rows=rows)
+        head = embedding
+        if not spec.ties_embeddings:
+            head = self._read("lm_head.weight", vocabulary, rows=rows)
+        lm_head = self._ops.pack_linear(head, None)
+        if head is embedding and lm_head.weight is not embedding:
+            self._num_bytes += head.nbytes
+        layers = tuple(self._layer(index) for index in range(spec.num_layers))
+        cos_sin = rope_table(spec.rope, spec.head_dim, max_positions).to(self._device)
+        return DecoderWeights(
+            embedding=embedding,
+            layers=layers,
+            final_norm=self._read("model.norm.weight", (spec.hidden_size,)),
+            lm_head=lm_head,
+            cos_sin=cos_sin,
+            num_bytes=self._num_bytes + cos_sin.nbytes,
+        )
+
+    def _layer(self, index: int) -> LayerWeights:
+        spec, hidden = self._spec, (self._spec.hidden_size,)
+        layer = f"model.layers.{index}."
+        return LayerWeights(
+            input_norm=self._read(layer + "input_layernorm.weight", hidden),
+            qkv=self._qkv(layer + "self_attn."),
+            head_norms=self._head_norms(layer + "self_attn.") if spec.has_head_norms else None,
+            o=self._by_rows(
+                layer + "self_attn.o_proj",
+                spec.num_heads * spec.head_dim,
+                self._q_rows,
+                has_bias=spec.has_o_bias,
+            ),
+            mlp_norm=self._read(layer + "post_attention_layernorm.weight", hidden),
+            gate_up=self._gate_up(layer + "mlp."),
+            down=self._by_rows(
+                layer + "mlp.down_proj",
+                spec.mlp_columns,
+                self._shard.mlp_columns,
+                has_bias=spec.has_mlp_bias,
+            ),
+        )
+
+    def _qkv(self, prefix: str) -> Linear:
+        spec = self._spec
+        q_width, kv_width = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
+        return self._by_columns(
+            (
+                (prefix + "q_proj", q_width, self._q_rows),
+                (prefix + "k_proj", kv_width, self._kv_rows),
+                (prefix + "v_proj", kv_width, self._kv_rows),
+            ),
+            has_bias=spec.has_qkv_bias,
+        )
+
+    def _gate_up(self, prefix: str) -> Linear:
+        width, columns = self._spec.mlp_columns, self._shard.mlp_columns
+        return self._by_columns(
+            ((prefix + "gate_proj", width, columns), (prefix + "up_proj", width, columns)),
+            has_bias=self._spec.has_mlp_bias,
+        )
+
+    def _head_norms(self, prefix: str) -> HeadNorms:
+        shape = (self._spec.head_dim,)
+        return HeadNorms(
+            q_weight=self._read(prefix + "q_norm.weight", shape),
+            k_weight=self._read(prefix + "k_norm.weight", shape),
+            eps=self._spec.rms_norm_eps,
+        )
+
+    def _by_columns(self, parts: tuple[tuple[str, int, Span], ...], *, has_bias: bool) -> Linear:
+        """Projections of the same input, one below the other: (name, whole width, own rows)."""
+        hidden = self._spec.hidden_size
+        weights = [
+            self._read(name + ".weight", (width, hidden), rows=span) for name, width, span in parts
+        ]
+        biases = [
+            self._read(name + ".bias", (width,), rows=span)
+            for name, width, span in parts
+            if has_bias
+        ]
+        return self._ops.pack_linear(torch.cat(weights), torch.cat(biases) if has_bias else None)
+
+    def _by_rows(self, name: str, width: int, columns: Span, *, has_bias: bool) -> Linear:
+        """A projection whose input is this rank's columns. Rank 0's partial sum has the bias."""
+        hidden = self._spec.hidden_size
+        weight = self._read(name + ".weight", (hidden, width), columns=columns)
+        bias = self._read(name + ".bias", (hidden,)) if has_bias else None
+        return self._ops.pack_linear(weight, bias if self._shard.rank == 0 else None)
+
+    def _read(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        *,
+        rows: Span | None = None,
+        columns: Span | None = None,
+    ) -> Tensor:
+        tensor = self._checkpoint.read(name, shape, rows=rows, columns=columns)
+        self._num_bytes += tensor.nbytes
+        return tensor.to(self._device)
+
+
+def _scaled(heads: Span, head_dim: int) -> Span:
+    return Span(heads.start * head_dim, heads.stop * head_dim)

@@ -1,0 +1,24 @@
+"""Which set of operations a rank uses. Imports only the set that is chosen."""
+
+import importlib
+from collections.abc import Callable
+from typing import cast
+
+from worker.ops.table import Operations
+
+_SETS = {
+    "reference": ("worker.ops.reference", "ReferenceOperations"),
+    "cpu": ("worker.ops.cpu", "CpuOperations"),
+    "cuda": ("worker.ops.cuda", "CudaOperations"),
+}
+
+
+def make_operations(name: str, device: str) -> Operations:
+    """The set of this name; `auto` is the fast one of the device.
+
+    Raises:
+        ImportError: the set's own dependency (triton for `cuda`) is not installed.
+    """
+    module, kind = _SETS[device if name == "auto" else name]
+    build = cast("Callable[[], Operations]", getattr(importlib.import_module(module), kind))
+    return build()

@@ -1,0 +1,305 @@
+"""One rank's computing: plans in, results out."""
+
+import time
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvcache.geometry import KVGeometry, blocks_for
+from scheduler.plan import LogprobRows, StepPlan, StepResult
+from worker import logprobs
+from worker.batch import Slices, SlotTable
+from worker.config import RunnerConfig
+from worker.kv_store import KVStore
+from worker.memory import Capacity, measure_memory, num_blocks_for
+from worker.models.decoder import Decoder
+from worker.models.loading import WeightLoader, model_widths
+from worker.models.spec import ModelSpec, read_spec
+from worker.ops.choice import make_operations
+from worker.ops.table import BatchInputs, Operations
+from worker.parallel import Communicator
+from worker.prompt_scores import PromptScores
+from worker.sampler import Sampler
+from worker.shards import deal_shards
+from worker.weights import Checkpoint
+
+SCORED_AT_ONCE = 64
+"""Prompt tokens whose logits exist at the same time. More only costs memory."""
+
+
+class ModelRunner:
+    """One rank of a worker group: its shard of the model, its K/V and its slot table.
+
+    Call `load`, `measure` and `allocate` once, in this order, then `execute` for each plan.
+    Every rank of the group makes the same calls.
+    """
+
+    def __init__(self, config: RunnerConfig, communicator: Communicator) -> None:
+        """Read the model's config; no weights yet.
+
+        Raises:
+            ModelError: the model cannot be served.
+            ImpossibleShards: it cannot be dealt to this many ranks.
+        """
+        self._config, self._communicator = config, communicator
+        self._device = torch.device(config.device)
+        self.spec = read_spec(config.model_dir)
+        shards = deal_shards(model_widths(self.spec), config.tensor_parallel_size)
+        self._shard = shards[config.rank]
+        self._vocab_widths = [shard.vocab_rows.size for shard in shards]
+        self.max_model_len = _max_model_len(config, self.spec)
+        self.dtype = choose_dtype(config.dtype, self.spec.dtype, self._device)
+        self._ops: Operations = make_operations(config.ops, config.device)
+        self._geometry = KVGeometry(
+            num_layers=self.spec.num_layers,
+            num_kv_heads=self._shard.kv_heads.size,
+            head_dim=self.spec.head_dim,
+            block_size=config.block_size,
+            value_bytes=self.dtype.itemsize,
+        )
+        self._decoder: Decoder | None = None
+        self._store: KVStore | None = None
+        self._table: SlotTable | None = None
+        self._scores = PromptScores(config.max_num_seqs)
+        self._sampler: Sampler | None = None
+        if config.rank == 0:
+            self._sampler = Sampler(config.max_num_seqs, self.spec.vocab_size, self._device)
+        torch.set_num_threads(config.num_threads)
+
+    def load(self) -> None:
+        """Read this rank's slices of the weights.
+
+        Raises:
+            DamagedCheckpoint: a file or tensor is missing, truncated or not as described.
+        """
+        with torch.inference_mode(), Checkpoint(self._config.model_dir, self.dtype) as checkpoint:
+            loader = WeightLoader(checkpoint, self.spec, self._shard, self._ops, self._device)
+            weights = loader.load(self.max_model_len)
+        self._decoder = Decoder(self.spec, self._shard, weights, self._ops, self._communicator)
+
+    def measure(self) -> Capacity:
+        """Run the largest step once and say how many KV blocks this rank could hold.
+
+        Raises:
+            PoolTooSmall: not enough for one request of `max_model_len`.
+        """
+        assert self._decoder is not None, "load comes before measure"
+        # Every rank has loaded when this returns, so all see the same memory as free.
+        self._communicator.all_reduce(torch.zeros(1, device=self._device))
+        measured = measure_memory(self._config, self._device, self._profile)
+        return Capacity(
+            num_blocks=num_blocks_for(self._config, self._geometry, self.max_model_len, measured),
+            block_bytes=self._geometry.block_bytes,
+            vocab_size=self.spec.vocab_size,
+            max_model_len=self.max_model_len,
+            weight_bytes=self._decoder.weights.num_bytes,
+            activation_bytes=measured.activation_bytes,
+            free_bytes=measured.free_bytes,
+            device=_device_name(self._device),
+        )
+
+    def allocate(self, num_blocks: int) -> None:
+        """Make the pool: the least capacity of the group's ranks."""
+        self._store = KVStore(self._geometry, num_blocks, self.dtype, self._device)
+        self._table = SlotTable(
+            max_num_seqs=self._config.max_num_seqs,
+            max_model_len=self.max_model_len,
+            block_size=self._config.block_size,
+            num_blocks=num_blocks,
+        )
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult | None:
+        """Compute one step; rank 0 returns the result.
+
+        Raises:
+            ProtocolError: the plan does not follow the last one. Nothing was computed, and the
+                group must be restarted, as after any other error.
+        """
+        begin = time.perf_counter()
+        assert self._table is not None, "allocate comes before execute"
+        self._communicator.start_step(plan.step)
+        slices = self._table.apply(plan)
+        self._begin_and_end_sequences(plan)
+        sampled = np.empty(0, dtype=np.int64)
+        scores: LogprobRows | None = None
+        if slices.num_tokens:
+            sampled, scores = self._compute(slices)
+            self._table.record(slices, sampled)
+        if self._config.rank != 0:
+            return None
+        return StepResult(
+            epoch=plan.epoch,
+            step=plan.step,
+            token=sampled.astype(np.int32),
+            logprobs=scores,
+            compute_s=time.perf_counter() - begin,
+        )
+
+    def close(self) -> None:
+        """Leave the group and give back all memory."""
+        self._communicator.close()
+        self._decoder = self._store = self._table = self._sampler = None
+
+    def _begin_and_end_sequences(self, plan: StepPlan) -> None:
+        self._scores.release(plan.released)
+        if self._sampler is not None:
+            for slot in plan.released.tolist():
+                self._sampler.release(slot)
+        for admission in plan.admitted:
+            self._scores.admit(admission)
+            if self._sampler is not None:
+                self._sampler.admit(admission)
+
+    def _compute(
+        self, slices: Slices
+    ) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], LogprobRows | None]:
+        """Tokens of the slices that sample, and on rank 0 log-probabilities that were asked."""
+        assert self._table is not None
+        sampling = slices.offsets[1:][slices.samples] - 1
+        scored = self._scores.wanted(slices)
+        hidden = self._forward(slices, np.concatenate((sampling, scored)).astype(np.int64))
+        parts = self._score_prompts(slices, hidden[len(sampling) :])
+        if not len(sampling):
+            return np.empty(0, dtype=np.int64), logprobs.joined(parts)
+        tokens = self._sample(slices, hidden[: len(sampling)], parts)
+        tokens = self._communicator.broadcast(tokens)
+        return tokens.cpu().numpy(), logprobs.joined(parts)
+
+    def _forward(self, slices: Slices, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Tensor:
+        """Hidden states of some of the step's tokens, [len(rows), hidden]."""
+        assert self._decoder is not None
+        assert self._store is not None
+        assert self._table is not None
+        batch = _on_device(self._table.inputs(slices), self._device)
+        is_every_token = len(rows) == batch.num_tokens == len(slices.slot)
+        index = None if is_every_token else torch.from_numpy(rows).to(self._device)
+        self._ops.begin_step(batch, self._decoder.shape, self._config.block_size)
+        return self._decoder.forward(batch, self._store.layers, index)
+
+    def _sample(self, slices: Slices, hidden: Tensor, parts: list[LogprobRows]) -> Tensor:
+        """[R] int64: chosen on rank 0, to be filled on the others. Appends to `parts`."""
+        logits = self._gathered_logits(hidden)
+        if logits is None or self._sampler is None:
+            return torch.empty(hidden.shape[0], dtype=torch.int64, device=self._device)
+        assert self._table is not None
+        rows = np.flatnonzero(slices.samples).astype(np.int32)
+        chosen = self._sampler.sample(
+            logits, slices.slot[rows], slices.stop[rows], self._table.tokens, rows
+        )
+        if chosen.logprobs is not None:
+            parts.append(chosen.logprobs)
+        return chosen.token
+
+    def _score_prompts(self, slices: Slices, hidden: Tensor) -> list[LogprobRows]:
+        scored = self._scores.collect(slices, hidden)
+        if scored is None:
+            return []
+        assert self._table is not None
+        tokens = self._table.tokens[slices.slot[scored.slice_row], scored.position]
+        parts = []
+        for start in range(0, len(tokens), SCORED_AT_ONCE):
+            part = slice(start, start + SCORED_AT_ONCE)
+            logits = self._gathered_logits(scored.hidden[part])
+            if logits is not None:
+                parts.append(
+                    logprobs.score(
+                        logits,
+                        tokens[part],
+                        scored.num_top[part],
+                        scored.slice_row[part],
+                        scored.position[part],
+                    )
+                )
+        return parts
+
+    def _gathered_logits(self, hidden: Tensor) -> Tensor | None:
+        """[R, vocab_size] float32 on rank 0, None elsewhere."""
+        assert self._decoder is not None
+        return self._communicator.gather_columns(self._decoder.logits(hidden), self._vocab_widths)
+
+    def _profile(self) -> None:
+        """The largest step, through one layer: the others use the same memory again."""
+        with torch.inference_mode():
+            self._run_largest_step()
+
+    def _run_largest_step(self) -> None:
+        assert self._decoder is not None
+        config = self._config
+        num_slices = min(config.max_num_seqs, config.max_num_batched_tokens)
+        longest = min(config.max_num_batched_tokens - num_slices + 1, self.max_model_len)
+        batch = _on_device(_profile_batch(longest, num_slices, config.block_size), self._device)
+        shape = self._decoder.shape
+        num_blocks = blocks_for(longest, config.block_size)
+        layer = (2, num_blocks, config.block_size, shape.num_kv_heads, shape.head_dim)
+        kv = torch.zeros(layer, dtype=self.dtype, device=self._device)
+        self._ops.begin_step(batch, shape, config.block_size)
+        rows = batch.slice_offsets[1:].to(torch.int64) - 1
+        hidden = self._decoder.forward(batch, [kv], rows)
+        logits = self._gathered_logits(hidden)
+        if logits is not None:
+            torch.softmax(logits, dim=-1).cumsum(dim=-1, dtype=torch.float64)
+
+
+def choose_dtype(wanted: str, checkpoint: str, device: torch.device) -> torch.dtype:
+    """The type to compute in. Emulated 16-bit arithmetic would be many times slower."""
+    if wanted == "auto":
+        has_fast_bfloat16 = device.type != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        is_fast = checkpoint == "float32" or (
+            device.type != "cpu" or (checkpoint == "bfloat16" and has_fast_bfloat16)
+        )
+        wanted = checkpoint if is_fast else "float32"
+    return {
+        "float32": torch.float32,
+        "bfloat16": torch.bfloat16,
+        "float16": torch.float16,
+    }[wanted]
+
+
+def _max_model_len(config: RunnerConfig, spec: ModelSpec) -> int:
+    return config.max_model_len or spec.max_position_embeddings
+
+
+def _profile_batch(longest: int, num_slices: int, block_size: int) -> BatchInputs:
+    """One slice of `longest` tokens and decodes; all of them in the same blocks."""
+    counts = np.ones(num_slices, dtype=np.int32)
+    counts[0] = longest
+    offsets = np.zeros(num_slices + 1, dtype=np.int32)
+    np.cumsum(counts, out=offsets[1:])
+    positions = np.arange(int(offsets[-1]), dtype=np.int64)
+    positions[longest:] = 0
+    blocks = np.arange(blocks_for(longest, block_size), dtype=np.int32)
+    return BatchInputs(
+        token_ids=torch.zeros(len(positions), dtype=torch.int64),
+        positions=torch.from_numpy(positions),
+        cells=torch.from_numpy(positions.copy()),
+        slice_offsets=torch.from_numpy(offsets),
+        block_tables=torch.from_numpy(np.tile(blocks, (num_slices, 1))),
+        context_lens=torch.from_numpy(counts),
+        max_slice_len=longest,
+        max_context_len=longest,
+    )
+
+
+def _on_device(batch: BatchInputs, device: torch.device) -> BatchInputs:
+    if device.type == "cpu":
+        return batch
+
+    def moved(tensor: Tensor) -> Tensor:
+        return tensor.pin_memory().to(device, non_blocking=True)
+
+    return BatchInputs(
+        token_ids=moved(batch.token_ids),
+        positions=moved(batch.positions),
+        cells=moved(batch.cells),
+        slice_offsets=moved(batch.slice_offsets),
+        block_tables=moved(batch.block_tables),
+        context_lens=moved(batch.context_lens),
+        max_slice_len=batch.max_slice_len,
+        max_context_len=batch.max_context_len,
+    )
+
+
+def _device_name(device: torch.device) -> str:
+    return "cpu" if device.type == "cpu" else torch.cuda.get_device_name(device)
