@@ -11,10 +11,9 @@ step needs no loop over sequences. Invariants of a running row (see `scheduler.c
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
 from kvcache.prefix import chain_keys, root_key
-from scheduler.arrays import Int32Array
+from scheduler.arrays import Int32Array, Int64Array
 from scheduler.request import Request
 
 END_COLUMNS = 8
@@ -99,8 +98,8 @@ class RunningColumns:
         self.end_ids: Int32Array = np.full((num_slots, END_COLUMNS), -1, dtype=np.int32)
         self.has_many_ends = np.zeros(num_slots, dtype=np.bool_)
         self.client = column()
-        self.handle: npt.NDArray[np.int64] = np.zeros(num_slots, dtype=np.int64)
-        self.serial: npt.NDArray[np.int64] = np.full(num_slots, -1, dtype=np.int64)
+        self.handle = column()
+        self.serial: Int64Array = np.full(num_slots, -1, dtype=np.int64)
         self.sequences: list[Sequence | None] = [None] * num_slots
         self.order: Int32Array = np.empty(0, dtype=np.int32)
         self._free = list(range(num_slots - 1, -1, -1))
