@@ -38,10 +38,13 @@ class Rendezvous(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     name: str
     """Carries engine, group and epoch; files in shared memory are named after it."""
+    is_one_host: bool = True
+    """CPU ranks of one host meet in shared memory and need the name alone."""
     store_host: str = ""
-    """Where rank 0 keeps the store, if the ranks are on several hosts or use NCCL."""
+    """Address of rank 0's host, if the ranks are on several hosts or on GPUs."""
     store_port: int = 0
-    """0: the ranks are on one host and meet in shared memory."""
+    listener_fd: int | None = None
+    """For rank 0: a socket that listens there already, inherited from the backend."""
     start_timeout_s: float = 60.0
     """Longest wait for the other ranks to come."""
     timeout_s: float = 60.0

@@ -8,12 +8,15 @@ that ends (`cluster.orphans`). What they write is shown with their name before i
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
+
+from msgspec.structs import replace
 
 from cluster.backend import Place, RankExit, Report, WorkerLaunch, encode_launch
 from cluster.cores import deal_cores
@@ -62,6 +65,13 @@ class LocalBackend:
         )
 
     def start(self, launches: Sequence[WorkerLaunch], timeout_s: float) -> None:
+        if launches[0].runner.device == "cuda" and len(launches) > 1:
+            with socket.create_server(("127.0.0.1", 0)) as listener:
+                self._start(with_meeting_place(launches, listener))
+        else:
+            self._start(launches)
+
+    def _start(self, launches: Sequence[WorkerLaunch]) -> None:
         for launch in launches:
             try:
                 rank = _LocalRank(self._command, launch, self._report, self._log)
@@ -80,6 +90,22 @@ class LocalBackend:
         _end(ranks, timeout_s)
 
 
+def with_meeting_place(
+    launches: Sequence[WorkerLaunch], listener: socket.socket
+) -> list[WorkerLaunch]:
+    """Tell GPU ranks the listener's address, and rank 0 that it inherits the listener.
+
+    It listens before any rank starts, so that no port is found free and then taken.
+    """
+    host, port = listener.getsockname()
+    told = []
+    for launch in launches:
+        fd = listener.fileno() if launch.rank == 0 else None
+        place = replace(launch.rendezvous, store_host=host, store_port=port, listener_fd=fd)
+        told.append(replace(launch, rendezvous=place))
+    return told
+
+
 class _LocalRank:
     """One child process and the two threads that listen to it."""
 
@@ -91,12 +117,14 @@ class _LocalRank:
         self._log = log
         self._was_asked = False
         self._last_words: deque[str] = deque(maxlen=LAST_WORDS_LINES)
+        inherited = launch.rendezvous.listener_fd
         self._process = subprocess.Popen(
             (*command, str(os.getpid())),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             process_group=0,
+            pass_fds=() if inherited is None else (inherited,),
         )
         log.info("worker_started", worker=launch.name, pid=self._process.pid)
         self._listener = threading.Thread(target=self._listen, daemon=True)

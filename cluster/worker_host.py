@@ -10,6 +10,9 @@ import traceback
 from collections.abc import Callable
 from typing import Protocol
 
+import msgspec
+from msgspec import Struct
+
 from cluster.backend import WorkerLaunch
 from cluster.errors import LinkLost, WireError
 from cluster.links import DealerLink, LinkLimits
@@ -39,7 +42,9 @@ class Runner(Protocol):
 
     def load(self) -> None: ...
 
-    def measure(self) -> RankCapacity: ...
+    def measure(self) -> Struct:
+        """Something with the fields of `RankCapacity`."""
+        ...
 
     def allocate(self, num_blocks: int) -> None: ...
 
@@ -95,7 +100,7 @@ class WorkerHost:
     def _start(self) -> None:
         runner = self._runner = self._build(self._launch)
         runner.load()
-        capacity = runner.measure()
+        capacity = msgspec.convert(runner.measure(), RankCapacity, from_attributes=True)
         self._log.info(
             "worker_loaded",
             weight_bytes=capacity.weight_bytes,

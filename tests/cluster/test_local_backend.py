@@ -10,12 +10,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from cluster.backend import RankExit, decode_launch
 from cluster.errors import BackendError
 from cluster.local_backend import LocalBackend
 from cluster.logs import EventLog
-from tests.cluster.launches import make_launch
+from tests.cluster.launches import make_launch, make_spec
 
 SLEEPS = "import sys, time; sys.stdin.read(); print('up', flush=True); time.sleep(600)"
 
@@ -154,3 +155,21 @@ def test_a_worker_dies_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
         supervisor.send_signal(signal.SIGKILL)
         supervisor.wait()
     assert process.wait(timeout=10) is None or not process.is_running()
+
+
+def test_gpu_ranks_meet_at_a_port_that_rank_0_inherits_listening(rig: Rig, tmp_path: Path) -> None:
+    program = (
+        "import json, socket, sys; launch = json.load(sys.stdin); meet = launch['rendezvous'];\n"
+        "if launch['rank'] == 0:\n"
+        "    own = socket.socket(fileno=meet['listener_fd'])\n"
+        "    assert own.getsockname()[1] == meet['store_port']; own.accept()\n"
+        "else:\n"
+        "    socket.create_connection((meet['store_host'], meet['store_port']))\n"
+    )
+    spec = replace(make_spec(), device="cuda")
+
+    rig.backend(program).start(
+        [make_launch(rank=rank, num_ranks=2, spec=spec) for rank in range(2)], timeout_s=5
+    )
+
+    assert [rig.next_exit().message.endswith("exited with code 0") for _ in range(2)] == [True] * 2

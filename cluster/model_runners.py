@@ -1,0 +1,67 @@
+"""Builds the real runner of a rank from its launch. Importing this imports torch."""
+
+import socket
+from pathlib import Path
+
+import torch
+
+from cluster.backend import WorkerLaunch
+from worker.config import RunnerConfig
+from worker.parallel import Communicator, MeetingPoint, join
+from worker.runner import ModelRunner
+
+
+def build_runner(launch: WorkerLaunch) -> ModelRunner:
+    """Meet the group's other ranks and read the model's config; no weights yet.
+
+    Raises:
+        ValueError, ModelError, ImpossibleShards: the settings or the model cannot be served.
+        MeetingFailed: the other ranks did not come.
+    """
+    config = runner_config(launch)
+    if config.device == "cuda":
+        torch.cuda.set_device(launch.gpu)
+    communicator = meet(launch)
+    try:
+        return ModelRunner(config, communicator)
+    except BaseException:
+        communicator.close()
+        raise
+
+
+def runner_config(launch: WorkerLaunch) -> RunnerConfig:
+    """The launch in the worker's own words."""
+    spec = launch.runner
+    return RunnerConfig(
+        model_dir=Path(spec.model_dir),
+        dtype=spec.dtype,
+        device=spec.device,
+        ops=spec.ops,
+        tensor_parallel_size=launch.num_ranks,
+        rank=launch.rank,
+        ranks_on_host=spec.ranks_on_host,
+        block_size=spec.block_size,
+        max_num_seqs=spec.max_num_seqs,
+        max_num_batched_tokens=spec.max_num_batched_tokens,
+        max_model_len=spec.max_model_len,
+        gpu_memory_utilization=spec.gpu_memory_utilization,
+        kv_cache_memory_bytes=spec.kv_cache_memory_bytes,
+        num_kv_blocks=spec.num_kv_blocks,
+        num_threads=spec.num_threads,
+    )
+
+
+def meet(launch: WorkerLaunch) -> Communicator:
+    """Meet the group's other ranks where the launch says."""
+    place = launch.rendezvous
+    listener = None if place.listener_fd is None else socket.socket(fileno=place.listener_fd)
+    return join(
+        MeetingPoint(name=place.name, host=place.store_host, port=place.store_port),
+        rank=launch.rank,
+        size=launch.num_ranks,
+        device=torch.device(launch.runner.device),
+        is_one_host=place.is_one_host,
+        start_timeout_s=place.start_timeout_s,
+        timeout_s=place.timeout_s,
+        listener=listener,
+    )
