@@ -7,6 +7,7 @@ by them live in `worker.weights`. Invariant: the spans of all ranks, in rank ord
 everything without a gap, and overlap only where KV heads are replicated.
 """
 
+import itertools
 from dataclasses import dataclass
 
 ALIGNMENT = 16
@@ -87,7 +88,7 @@ def deal(count: int, num_hands: int) -> tuple[Span, ...]:
     """Deal `count` things to `num_hands`, in order; the first hands get one more if need be."""
     base, extra = divmod(count, num_hands)
     starts = [hand * base + min(hand, extra) for hand in range(num_hands + 1)]
-    return tuple(Span(start, stop) for start, stop in zip(starts, starts[1:], strict=False))
+    return tuple(Span(start, stop) for start, stop in itertools.pairwise(starts))
 
 
 def deal_aligned(count: int, num_hands: int) -> tuple[Span, ...]:

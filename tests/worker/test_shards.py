@@ -1,5 +1,7 @@
 """Dealing a model out to tensor-parallel ranks."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,7 +41,7 @@ def any_shards(draw: st.DrawFn) -> tuple[ModelWidths, tuple[Shard, ...]]:
 def assert_covers(spans: list[Span], count: int) -> None:
     assert spans[0].start == 0
     assert spans[-1].stop == count
-    assert all(a.stop == b.start for a, b in zip(spans, spans[1:], strict=False))
+    assert all(a.stop == b.start for a, b in itertools.pairwise(spans))
     assert all(span.size >= 1 for span in spans)
 
 
@@ -58,7 +60,7 @@ def test_aligned_hands_cover_everything_and_are_nearly_even(count: int, num_hand
     sizes = [span.size for span in spans]
 
     assert sum(sizes) == count
-    assert all(a.stop == b.start for a, b in zip(spans, spans[1:], strict=False))
+    assert all(a.stop == b.start for a, b in itertools.pairwise(spans))
     assert max(sizes) - min(sizes) <= max(1, 2 * ALIGNMENT, count // num_hands // 8)
 
 
