@@ -69,7 +69,7 @@ class SequenceEdits:
             bans.append(self.guarded)
         for word in self.bad_words:
             start = position - (len(word) - 1)
-            if start >= self.num_prompt and np.array_equal(tokens[start:position], word[:-1]):
+            if start >= self.num_prompt and (tokens[start:position] == word[:-1]).all():
                 bans.append(word[-1:])
         return bans
 

@@ -107,7 +107,7 @@ def _num_kept(weights: Tensor, vocab_size: int, filters: Filters) -> Tensor:
     before[:, 0] = 0.0
     nucleus = (before < share[:, None]).sum(dim=-1)
     kept = torch.where(filters.top_p < 1.0, torch.minimum(nucleus, limit), limit)
-    return torch.where((limit > width) & ~is_whole, limit, kept)
+    return torch.where((limit > width) & ~is_whole, limit, kept).clamp(min=1)
 
 
 def _in_vocabulary_order(

@@ -91,8 +91,8 @@ def _score_slab(
     own = logits.gather(1, tokens[:, None])
     places = torch.arange(logits.shape[1], device=logits.device)
     is_before = (logits > own) | ((logits == own) & (places < tokens[:, None]))
-    ranks = 1 + is_before.sum(dim=-1)
-    return ids.int().cpu().numpy(), values.cpu().numpy(), ranks.int().cpu().numpy()
+    ranks = 1 + is_before.sum(dim=-1, dtype=torch.int32)
+    return ids.int().cpu().numpy(), values.cpu().numpy(), ranks.cpu().numpy()
 
 
 def _widened(

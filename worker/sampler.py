@@ -37,7 +37,10 @@ class SampledRows:
 
 
 class Sampler:
-    """The sampling parameters of all slots, as columns, and what is kept of their past."""
+    """The sampling parameters of all slots, as columns, and what is kept of their past.
+
+    The columns are on the host: a step gathers the rows it needs and sends those alone.
+    """
 
     def __init__(self, max_num_seqs: int, vocab_size: int, device: str | torch.device) -> None:
         self._vocab_size = vocab_size
@@ -49,12 +52,10 @@ class Sampler:
         self._edited_until = np.zeros(max_num_seqs, dtype=np.int64)
         self._num_logprobs = np.full(max_num_seqs, NO_LOGPROBS, dtype=np.int32)
         self._edits: dict[int, SequenceEdits] = {}
-        self._temperature = torch.ones(max_num_seqs, dtype=torch.float64, device=self._device)
-        self._filters = Filters(
-            top_k=torch.full((max_num_seqs,), vocab_size, device=self._device),
-            top_p=torch.ones(max_num_seqs, dtype=torch.float64, device=self._device),
-            min_p=torch.zeros(max_num_seqs, dtype=torch.float64, device=self._device),
-        )
+        self._temperature = np.ones(max_num_seqs, dtype=np.float64)
+        self._top_k = np.full(max_num_seqs, vocab_size, dtype=np.int64)
+        self._top_p = np.ones(max_num_seqs, dtype=np.float64)
+        self._min_p = np.zeros(max_num_seqs, dtype=np.float64)
 
     def admit(self, admission: Admission) -> None:
         """Take over the parameters of the sequence that now has the slot."""
@@ -74,9 +75,9 @@ class Sampler:
         top_k = min(asked.top_k or self._vocab_size, self._vocab_size)
         self._is_filtered[slot] = top_k < self._vocab_size or asked.top_p < 1.0 or asked.min_p > 0.0
         self._temperature[slot] = asked.temperature
-        self._filters.top_k[slot] = top_k
-        self._filters.top_p[slot] = asked.top_p
-        self._filters.min_p[slot] = asked.min_p
+        self._top_k[slot] = top_k
+        self._top_p[slot] = asked.top_p
+        self._min_p[slot] = asked.min_p
 
     def release(self, slot: int) -> None:
         """Forget the sequence that had the slot."""
@@ -140,7 +141,7 @@ class Sampler:
         """Set `token[rows]`, the rows whose logits are changed before the choice."""
         slots, positions = slots[rows], positions[rows]
         sequences = [self._edits[slot] for slot in slots.tolist()]
-        index = torch.from_numpy(rows).to(logits.device)
+        index = self._on_device(rows)
         edited = logits.index_select(0, index)
         edit(edited, sequences, positions.tolist(), [history[slot] for slot in slots])
         best, chosen = leaders(edited)
@@ -163,30 +164,36 @@ class Sampler:
         if not len(rows):
             return
         slots = slots[rows]
-        device = logits.device
-        number = torch.from_numpy(uniform(self._seed[slots], positions[rows])).to(device)
-        held = torch.from_numpy(slots.astype(np.int64)).to(device)
+        number = self._on_device(uniform(self._seed[slots], positions[rows]))
+        index = self._on_device(rows)
         if len(rows) < len(logits):
-            index = torch.from_numpy(rows).to(device)
             logits = logits.index_select(0, index)
-        else:
-            index = torch.arange(len(rows), device=device)
-        temperature = self._temperature[held].to(logits.dtype)[:, None]
-        probability = torch.softmax(logits / temperature, dim=-1)
+        temperature = self._on_device(self._temperature[slots]).to(logits.dtype)
+        probability = torch.softmax(logits / temperature[:, None], dim=-1)
 
         is_filtered = self._is_filtered[slots]
-        plain = torch.from_numpy(np.flatnonzero(~is_filtered)).to(device)
-        if len(plain):
+        if not is_filtered.all():
+            plain = self._on_device(np.flatnonzero(~is_filtered))
             token[index[plain]] = first_above(probability[plain], number[plain])
         if not is_filtered.any():
             return
-        filtered = torch.from_numpy(np.flatnonzero(is_filtered)).to(device)
-        if len(plain):
+        if not is_filtered.all():
+            filtered = self._on_device(np.flatnonzero(is_filtered))
             logits, probability = logits[filtered], probability[filtered]
-            number, held, index = number[filtered], held[filtered], index[filtered]
-        for left in survivors(logits, probability, self._filters.of(held)):
+            number, index = number[filtered], index[filtered]
+        for left in survivors(logits, probability, self._filters_of(slots[is_filtered])):
             column = first_above(left.weights, number[left.rows])
             token[index[left.rows]] = left.ids.gather(1, column[:, None])[:, 0]
+
+    def _filters_of(self, slots: Int32Array) -> Filters:
+        return Filters(
+            top_k=self._on_device(self._top_k[slots]),
+            top_p=self._on_device(self._top_p[slots]),
+            min_p=self._on_device(self._min_p[slots]),
+        )
+
+    def _on_device(self, column: npt.NDArray[np.int64] | npt.NDArray[np.float64]) -> Tensor:
+        return torch.from_numpy(column).to(self._device)
 
     def _score(
         self,
@@ -200,7 +207,7 @@ class Sampler:
         asking = np.flatnonzero(num_top != NO_LOGPROBS)
         if not len(asking):
             return None
-        index = torch.from_numpy(asking).to(logits.device)
+        index = self._on_device(asking)
         return logprobs.score(
             logits.index_select(0, index),
             token[index].cpu().numpy(),
