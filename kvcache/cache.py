@@ -92,10 +92,16 @@ class KVCache:
         self.tables.append_each(slots, blocks)
         return blocks
 
-    def commit(self, slot: int, index: int, key: bytes) -> None:
-        """Block `index` of the slot will hold the prefix `key` before any later plan runs."""
+    def commit(self, slot: int, first: int, keys: Sequence[bytes]) -> None:
+        """The slot's blocks from number `first` on hold the prefixes `keys` before any later
+        plan runs."""
         if self.reuses_prefixes:
-            self.index.add(key, int(self.tables.rows[slot, index]))
+            blocks = self.tables.rows[slot, first : first + len(keys)].tolist()
+            self.index.add(keys, blocks)
+
+    def commit_each(self, slots: Int32Array, indices: Int32Array, keys: Sequence[bytes]) -> None:
+        """Block `indices[i]` of `slots[i]` holds the prefix `keys[i]`."""
+        self.index.add(keys, self.tables.rows[slots, indices].tolist())
 
     def release(self, slot: int, fence: int | None) -> None:
         """The slot's sequence is gone. Its blocks idle once plan `fence` is answered.
@@ -120,6 +126,5 @@ class KVCache:
 
     def _take(self, count: int) -> list[int]:
         blocks = self.pool.take(count)
-        for block in blocks:
-            self.index.forget(block)
+        self.index.forget(blocks)
         return blocks

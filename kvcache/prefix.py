@@ -7,7 +7,7 @@ block's tokens. So equal keys mean equal prefixes, nobody can craft a collision
 The first block's parent is the hash of the request's salt: other salts never match.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
 import numpy as np
@@ -25,17 +25,20 @@ def root_key(salt: str | None) -> bytes:
 def chain_keys(parent: bytes, tokens: npt.NDArray[np.int32], block_size: int) -> list[bytes]:
     """Keys of the full blocks of `tokens`, which follow the block named `parent`.
 
-    Cost: about a microsecond per block.
+    Cost: under a microsecond per block.
     """
     width = block_size * 4
-    buffer = memoryview(np.ascontiguousarray(tokens, dtype="<i4").tobytes())
+    buffer = np.ascontiguousarray(tokens, dtype="<i4").tobytes()
     keys = []
     for start in range(0, len(tokens) // block_size * width, width):
-        digest = blake2b(parent, digest_size=_KEY_BYTES)
-        digest.update(buffer[start : start + width])
-        parent = digest.digest()
+        parent = next_key(parent, buffer[start : start + width])
         keys.append(parent)
     return keys
+
+
+def next_key(parent: bytes, block: bytes) -> bytes:
+    """The key of one full block, whose tokens are given as little-endian int32."""
+    return blake2b(parent + block, digest_size=_KEY_BYTES).digest()
 
 
 class PrefixIndex:
@@ -52,18 +55,19 @@ class PrefixIndex:
         """Whether the block's content can be found by a key."""
         return block in self._key_by_block
 
-    def add(self, key: bytes, block: int) -> bool:
-        """Remember that `block` holds the prefix `key`; False if another block does already."""
-        if self._block_by_key.setdefault(key, block) != block:
-            return False
-        self._key_by_block[block] = key
-        return True
+    def add(self, keys: Iterable[bytes], blocks: Iterable[int]) -> None:
+        """Remember which block holds which prefix; a key that has a block keeps it."""
+        block_of, key_of = self._block_by_key, self._key_by_block
+        for key, block in zip(keys, blocks, strict=True):
+            if block_of.setdefault(key, block) == block:
+                key_of[block] = key
 
-    def forget(self, block: int) -> None:
-        """The block is about to be overwritten."""
-        key = self._key_by_block.pop(block, None)
-        if key is not None:
-            del self._block_by_key[key]
+    def forget(self, blocks: Iterable[int]) -> None:
+        """The blocks are about to be overwritten."""
+        for block in blocks:
+            key = self._key_by_block.pop(block, None)
+            if key is not None:
+                del self._block_by_key[key]
 
     def longest_match(self, keys: Sequence[bytes]) -> list[int]:
         """Blocks of the longest prefix of `keys` that is held."""

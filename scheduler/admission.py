@@ -111,19 +111,18 @@ class AdmissionRules:
             "(gpu_memory_utilization, kv_cache_memory_bytes or num_kv_blocks)."
         )
 
-    def has_room(self, group: Group, sequence: Sequence, cached: list[int]) -> bool:
+    def has_room(self, group: Group, sequence: Sequence, cached: list[int], growth: int) -> bool:
         """Whether the group has blocks for all the sequence's tokens and some head-room.
 
-        Head-room is for running sequences to grow into: a watermark, and the share of all
-        that they may still grow which recent preemptions have taught (`Group.growth_share`).
-        A group that runs nothing needs none, so whatever fits the pool starts at last.
+        Head-room is for running sequences to grow into: a watermark, and the share of the
+        `growth` tokens they may still need blocks for that recent preemptions have taught
+        (`Group.growth_share`). A group that runs nothing needs none, so whatever fits the
+        pool starts at last.
         """
         needed = group.cache.num_needed(cached, len(sequence.tokens))
         if not group.num_running:
             return needed <= group.cache.num_idle
         watermark = math.ceil(self._config.watermark * group.cache.num_blocks)
-        rows = group.running
-        growth = int((rows.limit[rows.order] - rows.capacity[rows.order]).clip(min=0).sum())
         growth += sequence.limit - len(sequence.tokens)
         reserve = max(watermark, int(growth / self._config.block_size * group.growth_share))
         return needed + reserve <= group.cache.num_idle

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvcache.cache import KVCache
+from kvcache.prefix import next_key
 from scheduler.arrays import NO_BOOL, NO_INT32, BoolArray, Int32Array, Int64Array, int32
 from scheduler.budget import StepTime
 from scheduler.config import SchedulerConfig
@@ -92,6 +93,12 @@ class Group:
         can_go_on = todo > 0
         return slots[can_go_on], todo[can_go_on]
 
+    @property
+    def growth(self) -> int:
+        """Tokens by which the running sequences may outgrow their blocks."""
+        rows = self.running
+        return int(np.maximum(rows.limit[rows.order] - rows.capacity[rows.order], 0).sum())
+
     def decode(self, draft: StepDraft, slots: Int32Array) -> list[Sequence]:
         """Plan one token for each slot; returns the sequences preempted to make room.
 
@@ -132,19 +139,39 @@ class Group:
             return
         sequence = rows.at(slot)
         sequence.extend_keys(rows.tokens[slot, : last * self.block_size], self.block_size)
-        num_announced = int(rows.num_admitted[slot]) // self.block_size
-        for index in range(first, last):
-            self.cache.commit(slot, index, sequence.keys[index])
-            if index < num_announced:
-                self._not_coming(sequence.keys[index])
+        self.cache.commit(slot, first, sequence.keys[first:last])
         rows.committed[slot] = last
+        self._not_coming(sequence.keys[max(first, sequence.first_coming) : last])
 
-    def _not_coming(self, key: bytes) -> None:
-        count = self._coming.get(key, 0)
-        if count > 1:
-            self._coming[key] = count - 1
-        elif count:
-            del self._coming[key]
+    def _commit_answered(self, slots: Int32Array, ends: Int32Array) -> None:
+        """`_commit` for many slots; those that filled one block of output go together."""
+        rows, size = self.running, self.block_size
+        full = ends // size
+        fills = np.flatnonzero(full > rows.committed[slots])
+        if not len(fills):
+            return
+        slots, index = slots[fills], full[fills] - 1
+        tokens = rows.tokens[slots[:, None], index[:, None] * size + np.arange(size)]
+        buffer, width = tokens.astype("<i4", copy=False).tobytes(), size * 4
+        keys, plain = [], []
+        for row, (slot, at) in enumerate(zip(slots.tolist(), index.tolist(), strict=True)):
+            known = rows.at(slot).keys
+            if len(known) != at or not known:
+                self._commit(slot, (at + 1) * size)
+                continue
+            known.append(next_key(known[-1], buffer[row * width : (row + 1) * width]))
+            keys.append(known[-1])
+            plain.append(row)
+        self.cache.commit_each(slots[plain], index[plain], keys)
+        rows.committed[slots[plain]] = index[plain] + 1
+
+    def _not_coming(self, keys: list[bytes]) -> None:
+        for key in keys if self._coming else ():
+            count = self._coming.get(key, 0)
+            if count > 1:
+                self._coming[key] = count - 1
+            elif count:
+                del self._coming[key]
 
     def match(self, sequence: Sequence) -> list[int]:
         """Cached blocks that the sequence could start with; its last token is never cached."""
@@ -183,20 +210,23 @@ class Group:
             ),
             sequence,
         )
+        self.prefill(draft, slot, count)
+        self._announce(slot, sequence)
+
+    def _announce(self, slot: int, sequence: Sequence) -> None:
+        """Others that share the rest of its prompt shall wait for it."""
         if self.cache.reuses_prefixes:
             sequence.extend_keys(sequence.tokens, self.block_size)
-            for key in sequence.keys[len(cached) :]:
+            sequence.first_coming = int(self.running.committed[slot])
+            for key in sequence.keys[sequence.first_coming :]:
                 self._coming[key] = self._coming.get(key, 0) + 1
-        self.prefill(draft, slot, count)
 
     def leave(self, slot: int) -> Sequence:
         """Take the sequence out of its slot; its blocks idle when no plan can write them."""
         rows = self.running
         sequence = rows.at(slot)
-        if self._coming:
-            num_announced = int(rows.num_admitted[slot]) // self.block_size
-            for key in sequence.keys[int(rows.committed[slot]) : num_announced]:
-                self._not_coming(key)
+        num_announced = int(rows.num_admitted[slot]) // self.block_size
+        self._not_coming(sequence.keys[int(rows.committed[slot]) : num_announced])
         rows.leave(slot)
         self.cache.release(slot, self.step if self.unanswered else None)
         self._released.append(slot)
@@ -300,8 +330,7 @@ class Group:
         slots, ends = issued.slot[alive], issued.end[alive]
         rows.answered[slots] = ends
         if self.cache.reuses_prefixes:
-            for row in np.flatnonzero(ends // self.block_size > rows.committed[slots]).tolist():
-                self._commit(int(slots[row]), int(ends[row]))
+            self._commit_answered(slots, ends)
         return issued
 
     def returned(self) -> list[Sequence]:

@@ -5,6 +5,7 @@ exists is valid in itself; `check_vocabulary` checks what depends on the model.
 """
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
@@ -15,6 +16,7 @@ from scheduler.errors import InvalidRequest
 GREEDY_BELOW = 1e-2
 """Temperatures below this are greedy: logits divided by them only overflow or repeat argmax."""
 
+_TEXT_ID = re.compile("[0-9]{1,10}")
 MAX_N = 256
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
@@ -23,6 +25,10 @@ MAX_LOGIT_BIAS = 1024
 MAX_BAD_WORDS = 256
 MAX_SEED = 2**63 - 1
 INT32_MAX = 2**31 - 1
+LEAST_REPETITION_PENALTY = 0.01
+"""Logits divided by less could leave float32."""
+MAX_SHOWN = 80
+"""Characters of a wrong value that an error message repeats."""
 
 
 class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -43,7 +49,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
     min_p: float = 0.0
     """Drop tokens less probable than this share of the most probable one, [0, 1]."""
     repetition_penalty: float = 1.0
-    """Over 0. Divides (or multiplies, if negative) logits of tokens in prompt and output."""
+    """0.01 to 100. Divides (or multiplies, if negative) logits of tokens in prompt and output."""
     presence_penalty: float = 0.0
     """-2 to 2. Taken once from the logit of each token that the output holds."""
     frequency_penalty: float = 0.0
@@ -55,7 +61,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
     bad_words: Sequence[str] = ()
     """Texts that must not be produced; the front end turns them into `bad_word_ids`."""
     bad_word_ids: Sequence[Sequence[int]] = ()
-    """Token sequences whose last token is never sampled after the ones before it."""
+    """Token sequences whose last token is never sampled where the output ends in the others."""
     seed: int | None = None
     """Same seed, same tokens, whatever else runs. None: the front end draws one."""
     max_tokens: int | None = 16
@@ -132,9 +138,10 @@ def _normalize(params: SamplingParams) -> None:
     for name in ("presence_penalty", "frequency_penalty"):
         _as_float(params, name)
     words: object = params.bad_word_ids
-    if isinstance(words, tuple) and any(isinstance(word, list) for word in words):
-        force_setattr(params, "bad_word_ids", tuple(tuple(word) for word in words))
-    if params.top_k == -1:
+    if isinstance(words, tuple):
+        as_tuples = (tuple(word) if isinstance(word, list) else word for word in words)
+        force_setattr(params, "bad_word_ids", tuple(as_tuples))
+    if isinstance(params.top_k, int) and params.top_k == -1:
         force_setattr(params, "top_k", 0)
     if params.logit_bias is not None:
         force_setattr(params, "logit_bias", _bias_by_id(params.logit_bias))
@@ -142,7 +149,7 @@ def _normalize(params: SamplingParams) -> None:
 
 def _as_float(params: SamplingParams, name: str) -> None:
     value = getattr(params, name)
-    if isinstance(value, int) and not isinstance(value, bool):
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= INT32_MAX:
         force_setattr(params, name, float(value))
 
 
@@ -151,20 +158,29 @@ def _bias_by_id(given: object) -> dict[int, float]:
         raise _wrong("logit_bias", "a map from token id to a number", given)
     bias: dict[int, float] = {}
     for key, value in given.items():
-        try:
-            token = int(key)
-        except (TypeError, ValueError):
-            raise _wrong("logit_bias", "token ids as keys", key) from None
+        token = int(key) if isinstance(key, str) and _TEXT_ID.fullmatch(key) else key
+        if not _is_id(token):
+            raise _wrong("logit_bias", "a map with token ids as keys", key)
         if not isinstance(value, int | float) or isinstance(value, bool):
-            raise _wrong("logit_bias", "numbers as values", value)
+            raise _wrong("logit_bias", "a map with numbers as values", value)
         if not -100.0 <= value <= 100.0:
-            raise _wrong("logit_bias", "values from -100 to 100", value)
+            raise _wrong("logit_bias", "a map with values from -100 to 100", value)
         bias[token] = float(value)
     return bias
 
 
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= INT32_MAX
+
+
 def _wrong(name: str, wanted: str, got: object) -> InvalidRequest:
-    return InvalidRequest(f"{name} must be {wanted}, got {got!r}", param=name)
+    try:
+        shown = repr(got)
+    except ValueError:  # an integer of thousands of digits has no repr
+        shown = f"a huge {type(got).__name__}"
+    if len(shown) > MAX_SHOWN:
+        shown = shown[:MAX_SHOWN] + "…"
+    return InvalidRequest(f"{name} must be {wanted}, got {shown}", param=name)
 
 
 def _check_float(
@@ -191,11 +207,12 @@ def _check_numbers(params: SamplingParams) -> None:
     _check_float(params, "top_p", 0.0, 1.0, open_low=True)
     _check_int(params, "top_k", 0, INT32_MAX)
     _check_float(params, "min_p", 0.0, 1.0)
-    _check_float(params, "repetition_penalty", 0.0, 100.0, open_low=True)
+    _check_float(params, "repetition_penalty", LEAST_REPETITION_PENALTY, 100.0)
     _check_float(params, "presence_penalty", -2.0, 2.0)
     _check_float(params, "frequency_penalty", -2.0, 2.0)
     if params.seed is not None:
-        _check_int(params, "seed", -MAX_SEED, MAX_SEED)
+        # Output i of n uses seed + i.
+        _check_int(params, "seed", -MAX_SEED, MAX_SEED - (params.n - 1))
     if params.max_tokens is not None:
         _check_int(params, "max_tokens", 1, INT32_MAX)
     _check_int(params, "min_tokens", 0, INT32_MAX)
@@ -219,9 +236,7 @@ def _check_numbers(params: SamplingParams) -> None:
 
 
 def _check_ids(name: str, ids: object, most: int) -> None:
-    if not isinstance(ids, tuple) or not all(
-        isinstance(token, int) and not isinstance(token, bool) for token in ids
-    ):
+    if not isinstance(ids, tuple) or not all(_is_id(token) for token in ids):
         raise _wrong(name, "a list of token ids", ids)
     if len(ids) > most:
         raise InvalidRequest(f"{name} has {len(ids)} entries, at most {most} may be", param=name)
@@ -253,6 +268,9 @@ def _check_texts(params: SamplingParams) -> None:
             raise _wrong(name, "a text or a list of texts", texts)
         if not all(texts):
             raise _wrong(name, "made of non-empty texts", "")
+        for text in texts:
+            if not text.isascii() and any("\ud800" <= mark <= "\udfff" for mark in text):
+                raise _wrong(name, "made of valid Unicode texts", text)
         if len(texts) > most:
             raise InvalidRequest(
                 f"{name} has {len(texts)} entries, at most {most} may be", param=name

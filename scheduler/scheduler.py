@@ -261,14 +261,15 @@ class Scheduler:
         Smaller ones may pass a first one that lacks blocks, a bounded number of times.
         """
         blocked: Sequence | None = None
-        candidates = self.waiting.first(_MAX_LOOK_AHEAD)
+        candidates = self.waiting.first(_MAX_LOOK_AHEAD) if group.running.num_free else []
+        growth = group.growth if candidates else 0
         for nth, sequence in enumerate(candidates):
             if not budget.left or not group.running.num_free:
                 return
             if blocked and blocked.num_bypasses >= self.config.max_head_bypasses:
                 return
             cached = group.match(sequence)
-            reason = self._why_not(group, sequence, cached)
+            reason = self._why_not(group, sequence, cached, growth)
             if reason is not None:
                 draft.deferred[sequence.serial] = reason
                 if reason == "blocks" and blocked is None:
@@ -282,8 +283,11 @@ class Scheduler:
             self._count_start(sequence, len(cached), now)
             group.admit(draft, sequence, cached, count)
             budget.spend(count)
+            growth += sequence.limit - len(sequence.tokens)
 
-    def _why_not(self, group: Group, sequence: Sequence, cached: list[int]) -> str | None:
+    def _why_not(
+        self, group: Group, sequence: Sequence, cached: list[int], growth: int
+    ) -> str | None:
         """Why the sequence does not start in this group now; None: it does."""
         if len(self.groups) > 1 and best_group(self.groups.values(), sequence) is not group:
             return "group"
@@ -291,7 +295,7 @@ class Scheduler:
             return "blocks"
         if group.computes_soon(sequence, cached):
             return "prefix"
-        return None if self._rules.has_room(group, sequence, cached) else "blocks"
+        return None if self._rules.has_room(group, sequence, cached, growth) else "blocks"
 
     def apply(self, group_id: int, result: StepResult, now: float) -> list[Outgoing]:
         """Take the group's answer to its oldest unanswered plan.

@@ -15,8 +15,9 @@ import numpy as np
 from kvcache.prefix import chain_keys, root_key
 from scheduler.arrays import Int32Array, Int64Array
 from scheduler.request import Request
+from scheduler.sampling import INT32_MAX
 
-END_COLUMNS = 8
+END_COLUMNS = 4
 """End tokens per sequence that the columns hold; sequences with more are checked singly."""
 
 
@@ -38,6 +39,8 @@ class Sequence:
     """Prompt and confirmed output, while it waits; stale while it runs."""
     keys: list[bytes] = field(default_factory=list)
     """Keys of its full blocks, as far as they were needed."""
+    first_coming: int = INT32_MAX
+    """Number of the first of its prompt blocks that was announced as coming."""
     group_id: int | None = None
     """The group it runs in; None while it waits."""
     slot: int = -1
@@ -126,14 +129,14 @@ class RunningColumns:
             column[slot] = num_tokens
         self.planned[slot] = self.answered[slot] = num_cached
         self.committed[slot] = 0
+        sequence.first_coming = INT32_MAX
         self.capacity[slot] = capacity
         self.limit[slot] = sequence.limit
         self.num_prompt[slot] = sequence.num_prompt
         self.min_len[slot] = sequence.num_prompt + sampling.min_tokens
-        self.end_ids[slot] = -1
+        ends = [*sequence.end_ids, *[-1] * END_COLUMNS]
+        self.end_ids[slot] = ends[:END_COLUMNS]
         self.has_many_ends[slot] = len(sequence.end_ids) > END_COLUMNS
-        for column_index, token in enumerate(list(sequence.end_ids)[:END_COLUMNS]):
-            self.end_ids[slot, column_index] = token
         self.client[slot] = sequence.client
         self.handle[slot] = sequence.request.handle
         self.serial[slot] = sequence.serial
