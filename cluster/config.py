@@ -1,0 +1,376 @@
+"""All settings, and the only place that reads files, arguments and the environment for them.
+
+A setting has one name everywhere: `LLM(max_num_seqs=8)`, `max_num_seqs = 8` in a TOML file,
+`--max-num-seqs 8`. What is given last in this order holds: default, file, environment,
+argument. Values are checked once, here; measured ones are never written back.
+"""
+
+import argparse
+import difflib
+import os
+import re
+import tomllib
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta, Struct
+from msgspec.structs import replace
+
+from cluster.errors import AddressError
+from cluster.links import check_address
+from scheduler.config import SchedulerConfig
+from scheduler.errors import ConfigError
+
+GPU_MARK = Path("/proc/driver/nvidia/version")
+"""Exists where NVIDIA's driver is loaded."""
+
+AtLeastOne: TypeAlias = Annotated[int, Meta(ge=1)]
+NotNegative: TypeAlias = Annotated[int, Meta(ge=0)]
+OneOrTwo: TypeAlias = Annotated[int, Meta(ge=1, le=2)]
+Positive: TypeAlias = Annotated[float, Meta(gt=0)]
+Share: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
+ShareBelowOne: TypeAlias = Annotated[float, Meta(ge=0, lt=1)]
+TimeOrNone: TypeAlias = Annotated[float, Meta(ge=0)]
+
+
+def _setting(text: str) -> Meta:
+    return Meta(description=text)
+
+
+class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A whole cluster: model, groups, memory, queues, sockets, limits in time.
+
+    Use `config_from`, which checks; each field's text is what `--help` shows.
+    """
+
+    model: Annotated[
+        str | None,
+        _setting("Folder, GGUF file, `smollm2`, or Hugging Face name of the model."),
+    ] = None
+    models_dir: Annotated[str, _setting("Where fetched and converted models are kept.")] = "models"
+
+    tensor_parallel_size: Annotated[
+        AtLeastOne, _setting("Ranks that share one replica of the model.")
+    ] = 1
+    num_groups: Annotated[
+        AtLeastOne, _setting("Replicas of the model, each with its own KV pool.")
+    ] = 1
+    backend: Annotated[
+        Literal["ray", "local"], _setting("Who starts the workers: Ray, or plain processes here.")
+    ] = "ray"
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"],
+        _setting("What ranks compute on; auto: GPUs where this host has some."),
+    ] = "auto"
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        _setting("Of weights and K/V; auto: the checkpoint's own, float32 on most CPUs."),
+    ] = "auto"
+    ops: Annotated[
+        Literal["auto", "reference", "cpu", "cuda"],
+        _setting("Set of operations; auto: the device's fast one."),
+    ] = "auto"
+    num_threads: Annotated[
+        AtLeastOne | None, _setting("CPU threads of each rank. Default: its share of the cores.")
+    ] = None
+    pin_cores: Annotated[bool, _setting("Keep each CPU rank on its own cores.")] = True
+
+    max_model_len: Annotated[
+        AtLeastOne | None, _setting("Most tokens of a sequence. Default: what the model says.")
+    ] = None
+    block_size: Annotated[
+        AtLeastOne, _setting("Tokens per KV block. More: coarser prefix reuse, more waste.")
+    ] = 16
+    gpu_memory_utilization: Annotated[
+        Share, _setting("Share of the device's memory (CPU: of the free memory) to use.")
+    ] = 0.8
+    kv_cache_memory_bytes: Annotated[
+        AtLeastOne | None, _setting("KV memory of each rank, instead of what the share leaves.")
+    ] = None
+    num_kv_blocks: Annotated[
+        AtLeastOne | None, _setting("KV blocks of each group, taken as said, instead of either.")
+    ] = None
+    enable_prefix_caching: Annotated[bool, _setting("Reuse K/V of equal prefixes.")] = True
+
+    max_num_seqs: Annotated[
+        AtLeastOne,
+        _setting("Sequences that run at once in a group. More: throughput, longer steps."),
+    ] = 256
+    max_num_batched_tokens: Annotated[
+        AtLeastOne | None,
+        _setting(
+            "Tokens computed per step. More: prompts start sooner, streams stutter. "
+            "Default: 512 on CPUs, 2048 on GPUs."
+        ),
+    ] = None
+    long_prefill_token_threshold: Annotated[
+        NotNegative, _setting("Most tokens of one prompt per step; 0: what is left of the step.")
+    ] = 0
+    scheduling_policy: Annotated[Literal["fcfs", "priority"], _setting("Who starts next.")] = "fcfs"
+    priority_ageing_s: Annotated[
+        Positive, _setting("Waiting this long is worth one level of priority.")
+    ] = 10.0
+    max_waiting_requests: Annotated[
+        AtLeastOne, _setting("More are refused at once. More: a longer queue.")
+    ] = 4096
+    max_waiting_tokens: Annotated[
+        AtLeastOne, _setting("Prompt tokens in the queue above which requests are refused.")
+    ] = 4_194_304
+    max_plans_in_flight: Annotated[
+        OneOrTwo, _setting("Steps sent ahead of their answers. 1 is for debugging.")
+    ] = 2
+    watermark: Annotated[
+        ShareBelowOne, _setting("Share of blocks left idle at admission. More: fewer preemptions.")
+    ] = 0.02
+    max_head_bypasses: Annotated[
+        NotNegative, _setting("Smaller requests that may start before a blocked first one.")
+    ] = 32
+    exclusive_phases: Annotated[
+        bool, _setting("Steps hold prompts or streams, never both; for comparisons.")
+    ] = False
+
+    front_address: Annotated[
+        str, _setting("Where clients dial: tcp://HOST:PORT (0: any) or ipc://PATH.")
+    ] = ""
+    back_address: Annotated[
+        str, _setting("Where workers dial; tcp:// if they are on other hosts.")
+    ] = ""
+    socket_dir: Annotated[
+        str,
+        _setting("Folder for the private folder of ipc:// sockets. Default: the temporary one."),
+    ] = ""
+    client_queue: Annotated[
+        AtLeastOne, _setting("Messages that may wait for a client before it is cut off.")
+    ] = 1000
+
+    start_timeout_s: Annotated[Positive, _setting("Longest time from launch to ready.")] = 300.0
+    step_timeout_s: Annotated[
+        Positive, _setting("A group that leaves a step unanswered for this long is lost.")
+    ] = 60.0
+    peer_timeout_s: Annotated[
+        Positive, _setting("Silence after which a connection counts as dead.")
+    ] = 10.0
+    drain_s: Annotated[
+        TimeOrNone, _setting("Time that running requests get when asked to stop.")
+    ] = 0.0
+    stop_timeout_s: Annotated[
+        Positive, _setting("Longest time of each part of stopping before it is killed.")
+    ] = 5.0
+    max_restarts: Annotated[
+        NotNegative, _setting("Restarts in a row of a lost group; 0: it stays lost.")
+    ] = 0
+
+    journal: Annotated[
+        str, _setting("File for one record per step, for replay. Default: none.")
+    ] = ""
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], _setting("Least important event shown.")
+    ] = "info"
+
+    @property
+    def num_ranks(self) -> int:
+        """Worker processes of all groups."""
+        return self.num_groups * self.tensor_parallel_size
+
+    def resolved(self, *, has_gpu: bool) -> "EngineConfig":
+        """The same with what depends on the machine filled in: the device, and the step's size.
+
+        Raises:
+            ConfigError: a device that is not there, or settings that do not fit together.
+        """
+        if self.device == "cuda" and not has_gpu:
+            raise ConfigError(
+                "device=cuda, but this host has no NVIDIA driver. Use device=cpu, or a host "
+                "with a GPU"
+            )
+        device = self.device if self.device != "auto" else ("cuda" if has_gpu else "cpu")
+        tokens = self.max_num_batched_tokens
+        if tokens is None:
+            tokens = max(2048 if device == "cuda" else 512, self.max_num_seqs)
+        config = replace(self, device=device, max_num_batched_tokens=tokens)
+        config.scheduler_config()
+        return config
+
+    def scheduler_config(self) -> SchedulerConfig:
+        """The scheduler's part of a resolved config.
+
+        Raises:
+            ConfigError: settings that do not fit together.
+        """
+        assert self.max_num_batched_tokens is not None, "resolved comes first"
+        return SchedulerConfig(
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_num_seqs=self.max_num_seqs,
+            block_size=self.block_size,
+            enable_prefix_caching=self.enable_prefix_caching,
+            policy=self.scheduling_policy,
+            priority_ageing_s=self.priority_ageing_s,
+            long_prefill_token_threshold=self.long_prefill_token_threshold,
+            max_plans_in_flight=self.max_plans_in_flight,
+            watermark=self.watermark,
+            max_head_bypasses=self.max_head_bypasses,
+            max_waiting_requests=self.max_waiting_requests,
+            max_waiting_tokens=self.max_waiting_tokens,
+            exclusive_phases=self.exclusive_phases,
+        )
+
+
+_HINTS = typing.get_type_hints(EngineConfig, include_extras=True)
+
+
+def has_gpu() -> bool:
+    """Whether this host has NVIDIA's driver; asked without importing torch."""
+    return GPU_MARK.exists()
+
+
+def config_from(values: Mapping[str, object]) -> EngineConfig:
+    """Check settings by name; those that are None or missing keep their defaults.
+
+    Raises:
+        ConfigError: an unknown name, a wrong type, or a value out of its range; the message
+            names the setting, the value and what is possible.
+    """
+    given = {
+        name: os.fspath(value) if isinstance(value, os.PathLike) else value
+        for name, value in values.items()
+        if value is not None
+    }
+    for name in given:
+        if name not in _HINTS:
+            close = difflib.get_close_matches(name, _HINTS, n=1)
+            hint = f" Did you mean {close[0]}?" if close else ""
+            raise ConfigError(f"there is no setting {name!r}.{hint}")
+    try:
+        config = msgspec.convert(given, EngineConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_complaint(error, given)) from error
+    for name in ("front_address", "back_address"):
+        address = getattr(config, name)
+        if address:
+            try:
+                check_address(address)
+            except AddressError as error:
+                raise ConfigError(f"{name}: {error}") from error
+    return config
+
+
+def _complaint(error: msgspec.ValidationError, given: Mapping[str, object]) -> str:
+    found = re.fullmatch(r"(?s)(.*) - at `\$\.(\w+)`", str(error))
+    if found is None:
+        return str(error)
+    wanted, name = found.groups()
+    kind, _ = _kind_and_text(_HINTS[name])
+    if isinstance(kind, tuple):
+        wanted = f"Expected one of {', '.join(kind)}"
+    return f"{name}={given[name]!r} is not possible: {wanted[0].lower()}{wanted[1:]}"
+
+
+def encode_config(config: EngineConfig) -> bytes:
+    """As JSON, for the supervisor's standard input."""
+    return msgspec.json.encode(config)
+
+
+def decode_config(data: bytes) -> EngineConfig:
+    """Read and check what `encode_config` wrote, or anybody's JSON object of settings.
+
+    Raises:
+        ConfigError: not a JSON object, or not settings.
+    """
+    try:
+        values = msgspec.json.decode(data, type=dict[str, object])
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"the settings are not a JSON object: {error}") from error
+    return config_from(values)
+
+
+def read_config_file(path: Path) -> dict[str, object]:
+    """Settings of a TOML file: names as everywhere, at the top level.
+
+    Raises:
+        ConfigError: it cannot be read, or is not TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"cannot read the config file {path}: {error.strerror}") from error
+    except ValueError as error:  # also tomllib.TOMLDecodeError and UnicodeDecodeError
+        raise ConfigError(f"{path} is not a TOML file: {error}") from error
+
+
+ENVIRONMENT = {
+    "STOKER_MODELS_DIR": "models_dir",
+    "STOKER_LOG_LEVEL": "log_level",
+    "STOKER_SOCKET_DIR": "socket_dir",
+}
+"""The variables that are read, and the settings that they give. There are no others but
+STOKER_CONFIG, the path of a config file."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """One option for each setting but `model`; what is not given leaves no trace."""
+    parser.add_argument(
+        "--config", metavar="FILE", help="TOML file of settings; arguments win over it."
+    )
+    group = parser.add_argument_group("settings of the cluster")
+    for name, hint in _HINTS.items():
+        if name == "model":
+            continue
+        option = f"--{name.replace('_', '-')}"
+        kind, text = _kind_and_text(hint)
+        if kind is bool:
+            group.add_argument(
+                option, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text
+            )
+        elif isinstance(kind, tuple):
+            group.add_argument(option, choices=kind, default=argparse.SUPPRESS, help=text)
+        else:
+            group.add_argument(
+                option,
+                type=kind,
+                metavar={int: "N", float: "X", str: "TEXT"}[kind],
+                default=argparse.SUPPRESS,
+                help=text,
+            )
+
+
+def _kind_and_text(hint: object) -> tuple[type | tuple[str, ...], str]:
+    """What an option takes (bool, int, float, str, or one of some words), and its text."""
+    plain, *metas = typing.get_args(hint)
+    text = str(metas[-1].description)
+    if typing.get_origin(plain) is Literal:
+        return typing.get_args(plain), text
+    for possible in (plain, *typing.get_args(plain)):
+        inner = typing.get_args(possible)[0] if typing.get_origin(possible) else possible
+        if inner in (bool, int, float, str):
+            return inner, text
+    raise AssertionError(f"no option for {hint}")
+
+
+def load_config(
+    arguments: argparse.Namespace | None = None,
+    environ: Mapping[str, str] | None = None,
+    **keywords: object,
+) -> EngineConfig:
+    """Settings of the file, then the environment, then the arguments, then the keywords.
+
+    Args:
+        arguments: parsed by a parser that went through `add_arguments`; other names in it are
+            ignored.
+        environ: by default this process's environment.
+
+    Raises:
+        ConfigError: see `config_from`.
+    """
+    variables = os.environ if environ is None else environ
+    spoken = vars(arguments) if arguments is not None else {}
+    values: dict[str, object] = {}
+    path = spoken.get("config") or variables.get("STOKER_CONFIG")
+    if path:
+        values |= read_config_file(Path(path))
+    values |= {name: variables[key] for key, name in ENVIRONMENT.items() if variables.get(key)}
+    values |= {name: value for name, value in spoken.items() if name in _HINTS}
+    values |= {name: value for name, value in keywords.items() if value is not None}
+    return config_from(values)
