@@ -141,7 +141,7 @@ def _normalize(params: SamplingParams) -> None:
     if isinstance(words, tuple):
         as_tuples = (tuple(word) if isinstance(word, list) else word for word in words)
         force_setattr(params, "bad_word_ids", tuple(as_tuples))
-    if isinstance(params.top_k, int) and params.top_k == -1:
+    if params.top_k == -1:
         force_setattr(params, "top_k", 0)
     if params.logit_bias is not None:
         force_setattr(params, "logit_bias", _bias_by_id(params.logit_bias))
