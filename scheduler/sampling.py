@@ -16,7 +16,6 @@ from scheduler.errors import InvalidRequest
 GREEDY_BELOW = 1e-2
 """Temperatures below this are greedy: logits divided by them only overflow or repeat argmax."""
 
-_TEXT_ID = re.compile("[0-9]{1,10}")
 MAX_N = 256
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
@@ -141,7 +140,8 @@ def _normalize(params: SamplingParams) -> None:
     if isinstance(words, tuple):
         as_tuples = (tuple(word) if isinstance(word, list) else word for word in words)
         force_setattr(params, "bad_word_ids", tuple(as_tuples))
-    if params.top_k == -1:
+    top_k: object = params.top_k
+    if top_k == -1 and isinstance(top_k, int):
         force_setattr(params, "top_k", 0)
     if params.logit_bias is not None:
         force_setattr(params, "logit_bias", _bias_by_id(params.logit_bias))
@@ -151,6 +151,9 @@ def _as_float(params: SamplingParams, name: str) -> None:
     value = getattr(params, name)
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) <= INT32_MAX:
         force_setattr(params, name, float(value))
+
+
+_TEXT_ID = re.compile("[0-9]{1,10}")
 
 
 def _bias_by_id(given: object) -> dict[int, float]:
