@@ -29,6 +29,8 @@ class StopStrings:
 
     def __init__(self, stops: Sequence[str], *, include_in_output: bool = False) -> None:
         self._automaton = _Automaton(stops) if stops else None
+        self.any = bool(stops)
+        """Whether there is anything to find."""
         self._include = include_in_output
         self._state = 0
         self._held = ""

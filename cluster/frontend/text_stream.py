@@ -44,6 +44,9 @@ class TextStream:
 
     def feed(self, ids: Sequence[int]) -> TextDelta:
         """The text that these ids make certain; after a stop string, nothing."""
+        if not self._stop_strings.any:
+            self.num_tokens += len(ids)
+            return self._delta([self._detokenizer.feed(ids)], len(ids))
         texts: list[str] = []
         num_before = self.num_tokens
         for token_id in ids:

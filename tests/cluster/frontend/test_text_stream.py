@@ -1,4 +1,8 @@
+from itertools import pairwise
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cluster.frontend.text_stream import TextDelta
 from cluster.frontend.tokenizer import Tokenizer
@@ -119,3 +123,29 @@ def test_special_tokens_can_be_stop_strings_when_they_are_shown() -> None:
     hidden = tokenizer.text_stream(SamplingParams(stop="<|im_end|>"))
     hidden.feed(ids)
     assert hidden.flush().stopped_by is None
+
+
+@settings(max_examples=100)
+@given(
+    borders=st.lists(st.integers(0, 40), max_size=5),
+    stops=st.lists(st.sampled_from(["two", "e t", "好 ", "👩", "ten", "xyz"]), max_size=3),
+    min_tokens=st.integers(0, 12),
+    include=st.booleans(),
+)
+def test_the_outcome_does_not_depend_on_how_many_ids_come_at_once(
+    tokenizer: Tokenizer, borders: list[int], stops: list[str], min_tokens: int, include: bool
+) -> None:
+    ids = ids_of(tokenizer, SENTENCE)
+    sampling = SamplingParams(
+        stop=stops, min_tokens=min_tokens, max_tokens=99, include_stop_str_in_output=include
+    )
+    cuts = sorted({0, len(ids), *(border for border in borders if border < len(ids))})
+    stream = tokenizer.text_stream(sampling)
+
+    deltas = [stream.feed(ids[a:b]) for a, b in pairwise(cuts)] + [stream.flush()]
+
+    assert ("".join(delta.text for delta in deltas), stream.num_tokens) == run(
+        tokenizer, ids, sampling
+    )
+    assert sum(delta.num_tokens for delta in deltas) == stream.num_tokens
+    assert sum(len(delta.text) for delta in deltas) == stream.num_chars

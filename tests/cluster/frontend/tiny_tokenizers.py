@@ -54,6 +54,7 @@ def llama3_like() -> TokenizerFiles:
     raw.add_special_tokens(["<|begin|>", "<|im_start|>", "<|im_end|>"])
     # As Qwen3 does, and DeepSeek for the tokens of its template: added, but not special.
     raw.add_tokens([AddedToken("<think>", special=False), AddedToken("</think>", special=False)])
+    raw.add_tokens([AddedToken("<｜a b｜>é", special=False)])  # letters beyond the byte alphabet
     begin = raw.token_to_id("<|begin|>")
     raw.post_processor = TemplateProcessing(
         single="<|begin|> $A", special_tokens=[("<|begin|>", begin)]
