@@ -116,7 +116,8 @@ class Checkpoint:
             tensor = lazy[tuple(wanted)]
         except (SafetensorError, OSError, ValueError) as error:
             raise DamagedCheckpoint(file, f"cannot be read: {error}", tensor=name) from error
-        tensor = tensor.to(self._dtype)
+        # A whole tensor is a view of the mapped file, which would fault if the file changed.
+        tensor = tensor.clone() if tensor.dtype == self._dtype else tensor.to(self._dtype)
         self.read_bytes += tensor.nbytes
         return tensor
 

@@ -1,0 +1,116 @@
+"""A whole worker group in one process: its ranks are threads that add up in rank order."""
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from scheduler.plan import StepPlan, StepResult
+from worker.config import RunnerConfig
+from worker.memory import Capacity
+from worker.parallel import SingleRank
+from worker.runner import ModelRunner
+
+Answer = TypeVar("Answer")
+
+
+class _Meeting:
+    """What the ranks of one group bring to a collective."""
+
+    def __init__(self, size: int) -> None:
+        self.barrier = threading.Barrier(size, timeout=60)
+        self.brought: list[Tensor | None] = [None] * size
+
+
+class ThreadCommunicator:
+    """`worker.parallel.Communicator` between threads."""
+
+    def __init__(self, rank: int, size: int, meeting: _Meeting) -> None:
+        self.rank, self.size, self._meeting = rank, size, meeting
+
+    def start_step(self, step: int) -> None:
+        pass
+
+    def all_reduce(self, tensor: Tensor) -> Tensor:
+        brought = self._exchange(tensor)
+        total = brought[0].float()
+        for part in brought[1:]:
+            total = total + part.float()
+        return total.to(tensor.dtype)
+
+    def gather_columns(self, tensor: Tensor, widths: Sequence[int]) -> Tensor | None:
+        assert tensor.shape[1] == widths[self.rank]
+        brought = self._exchange(tensor)
+        return torch.cat(brought, dim=1) if self.rank == 0 else None
+
+    def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
+        brought = self._exchange(tensor)
+        assert brought[source].shape == tensor.shape
+        assert brought[source].dtype == tensor.dtype
+        return brought[source].clone()
+
+    def close(self) -> None:
+        pass
+
+    def _exchange(self, tensor: Tensor) -> list[Tensor]:
+        self._meeting.brought[self.rank] = tensor.clone()
+        self._meeting.barrier.wait()
+        brought = [part for part in self._meeting.brought if part is not None]
+        assert len(brought) == self.size
+        self._meeting.barrier.wait()
+        return brought
+
+
+class WorkerGroup:
+    """The runners of all ranks, called together. A context: leaving it closes them."""
+
+    def __init__(self, model_dir: Path, *, tp: int = 1, **settings: object) -> None:
+        defaults: dict[str, object] = {
+            "max_num_seqs": 8,
+            "max_num_batched_tokens": 64,
+            "num_kv_blocks": 64,
+        }
+        meeting = _Meeting(tp)
+        self.runners = [
+            ModelRunner(
+                RunnerConfig(
+                    model_dir=model_dir,
+                    tensor_parallel_size=tp,
+                    rank=rank,
+                    **{**defaults, **settings},  # type: ignore[arg-type]  # a test's own words
+                ),
+                SingleRank() if tp == 1 else ThreadCommunicator(rank, tp, meeting),
+            )
+            for rank in range(tp)
+        ]
+        self._threads = ThreadPoolExecutor(tp)
+
+    def __enter__(self) -> "WorkerGroup":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for runner in self.runners:
+            runner.close()
+        self._threads.shutdown()
+
+    def start(self) -> Capacity:
+        """Load, measure and allocate; the least capacity of all ranks."""
+        self._together(lambda runner: runner.load())
+        capacity = min(
+            self._together(lambda runner: runner.measure()), key=lambda one: one.num_blocks
+        )
+        self._together(lambda runner: runner.allocate(capacity.num_blocks))
+        return capacity
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        first, *others = self._together(lambda runner: runner.execute(plan))
+        assert others == [None] * len(others)
+        assert first is not None
+        return first
+
+    def _together(self, call: Callable[[ModelRunner], Answer]) -> list[Answer]:
+        return list(self._threads.map(call, self.runners))
