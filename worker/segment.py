@@ -43,7 +43,10 @@ class Segment:
         return tuple(self._rank_by_fd[fd] for fd, _ in self._poll.poll(0))
 
     def close(self) -> None:
-        os.close(self.fd)
+        """Give the memory back and show the others that this rank is gone. Idempotent."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
         for link in self._links.values():
             link.close()
 

@@ -1,11 +1,13 @@
 """What `RankProcesses` run in tests of the collectives: one rank's part, with its own checks."""
 
+import math
 import os
 import random
 import resource
 import socket
 import time
 from contextlib import closing
+from functools import cache
 from multiprocessing.connection import Connection
 
 import torch
@@ -91,9 +93,17 @@ def connect(
 
 def part_of(rank: int, seed: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """What `rank` brings: any rank can make any other's, to know what must come out."""
-    generator = torch.Generator().manual_seed(seed * 100 + rank)
-    scales = 10.0 ** torch.randint(-2, 3, shape, generator=generator)
-    return (torch.randn(shape, generator=generator) * scales).to(dtype)
+    numbers, count = _numbers(rank), math.prod(shape)
+    start = seed * 7919 % (len(numbers) - count)
+    return numbers[start : start + count].view(shape).to(dtype, copy=True)
+
+
+@cache
+def _numbers(rank: int) -> Tensor:
+    """Of such different sizes that the order of a sum shows in its bits."""
+    generator = torch.Generator().manual_seed(rank)
+    scales = 10.0 ** torch.randint(-2, 3, (1_000_000,), generator=generator)
+    return torch.randn(1_000_000, generator=generator) * scales
 
 
 def sum_in_order(parts: list[Tensor]) -> Tensor:
@@ -242,13 +252,12 @@ def sum_once(
             communicator.all_reduce(torch.ones(8))
 
 
-def sum_when_told(rank: int, size: int, kind: str, meeting: MeetingPoint, timeout_s: float) -> int:
-    """Meet the others, then sum as often as the parent says."""
+def sum_when_told(rank: int, size: int, kind: str, meeting: MeetingPoint, timeout_s: float) -> None:
+    """Meet the others, then sum as often as the parent says, and say so after each."""
     with closing(connect(kind, rank, size, meeting, timeout_s)) as communicator:
-        done = 0
         while hear() == "sum":
-            done = int(communicator.all_reduce(torch.ones(8))[0])
-        return done
+            communicator.all_reduce(torch.ones(8))
+            say("summed")
 
 
 def fail_twice(rank: int, size: int, kind: str, meeting: MeetingPoint) -> tuple[str, str]:
@@ -313,5 +322,5 @@ def meet_without_memory(rank: int, size: int, meeting: MeetingPoint) -> str:
     return "no error"
 
 
-def open_files(rank: int) -> int:
+def open_files(rank: int, size: int) -> int:
     return len(os.listdir("/proc/self/fd"))
