@@ -5,7 +5,6 @@ anything is sent. What only the engine knows (the size of its KV pools, its queu
 policy) comes back as a `Rejection`.
 """
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,11 +15,12 @@ import numpy as np
 
 from cluster.frontend.text_stream import TextStream
 from cluster.frontend.tokenizer import Tokenizer
+from cluster.logs import EventLog
 from cluster.messages import GenerationDefaults, ServerInfo
 from scheduler.arrays import Int32Array, int32
 from scheduler.errors import InvalidRequest
 from scheduler.request import Request
-from scheduler.sampling import INT32_MAX, MAX_SEED, SamplingParams
+from scheduler.sampling import INT32_MAX, SamplingParams
 
 Prompt: TypeAlias = str | Mapping[str, object] | Sequence[int]
 """A text, `{"prompt": text}`, `{"prompt_token_ids": ids}`, or the ids themselves."""
@@ -28,7 +28,7 @@ Prompt: TypeAlias = str | Mapping[str, object] | Sequence[int]
 MAX_LABEL_CHARS = 256
 MAX_SALT_CHARS = 1024
 
-_log = logging.getLogger(__name__)
+_log = EventLog("client")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +103,7 @@ class Draft:
             sampling=msgspec.structs.replace(
                 self.sampling,
                 n=1,
-                seed=_seed_after(self.sampling.seed, index),
+                seed=self.sampling.seed + index,
                 stop=(),
                 bad_words=(),
             ),
@@ -161,12 +161,11 @@ def default_sampling(defaults: GenerationDefaults) -> SamplingParams:
         try:
             SamplingParams(**{name: value})
         except InvalidRequest as error:
-            _log.warning("generation_config value left out: %s", error)
+            _log.warning("generation_default_left_out", name=name, value=value, reason=error)
         else:
             taken[name] = value
     if taken:
-        shown = " ".join(f"{name}={value}" for name, value in taken.items())
-        _log.info("sampling defaults from generation_config: %s", shown)
+        _log.info("generation_defaults_hold", **taken)
     return msgspec.convert(taken, SamplingParams)
 
 
@@ -256,11 +255,6 @@ def _completed(
     if tokenizer is not None:
         tokenizer.text_stream(completed)  # refuses stop strings that are too long altogether
     return completed
-
-
-def _seed_after(seed: int, index: int) -> int:
-    """`seed + index`, kept within ±MAX_SEED by going round."""
-    return (seed + index + MAX_SEED) % (2 * MAX_SEED + 1) - MAX_SEED
 
 
 def _is_int(value: object) -> bool:

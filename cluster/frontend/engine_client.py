@@ -8,10 +8,10 @@ work as soon as an engine listens.
 
 import contextlib
 import itertools
-import logging
 import os
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -36,13 +36,12 @@ from cluster.frontend.requests import LiveRequest, Watcher
 from cluster.frontend.session import BadMessage, FrontSession, StatusTicket
 from cluster.frontend.tokenizer import Tokenizer
 from cluster.links import DealerLink, LinkLimits, check_address
+from cluster.logs import EventLog
 from cluster.messages import FromClient, ServerInfo, Status, ToClient
 from cluster.wire import FROM_CLIENT, PROTOCOL_VERSION, TO_CLIENT
 from scheduler.errors import InvalidRequest
 from scheduler.request import TokenBatch
-from scheduler.sampling import MAX_SEED, SamplingParams
-
-_log = logging.getLogger(__name__)
+from scheduler.sampling import MAX_N, MAX_SEED, SamplingParams
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,13 +77,14 @@ class EngineClient:
         config: ClientConfig,
         *,
         clock: Callable[[], float] = time.monotonic,
-        draw_seed: Callable[[], int] = lambda: randbelow(MAX_SEED),
+        draw_seed: Callable[[], int] = lambda: randbelow(MAX_SEED - MAX_N),
     ) -> None:
         check_address(config.address)
         self.config = config
         self.lock = threading.RLock()
         """Held by whoever reads a `LiveRequest` that is not done."""
         self._changed = threading.Condition(self.lock)
+        self._log = EventLog("client", address=config.address)
         self._clock = clock
         self._draw_seed = draw_seed
         self._session = FrontSession(PROTOCOL_VERSION, config.label)
@@ -309,7 +309,7 @@ class EngineClient:
         except (ProtocolMismatch, AddressError) as error:
             self._give_up(error)
         except Exception as error:
-            _log.exception("client thread failed address=%s", self.config.address)
+            self._log.error("client_thread_failed", error=traceback.format_exc())
             self._give_up(EngineLost(f"the client's own thread failed: {error!r}"))
         finally:
             with self.lock:
@@ -364,12 +364,7 @@ class EngineClient:
             self._session.lose(EngineLost(f"lost the engine at {self.config.address}: {error}"))
             self._changed.notify_all()
         if not self._is_closing.is_set():
-            _log.warning(
-                "connection lost address=%s live=%d reason=%s",
-                self.config.address,
-                num_live,
-                error,
-            )
+            self._log.warning("connection_lost", live=num_live, reason=error)
         return was_ready
 
     def _give_up(self, error: Exception) -> None:

@@ -1,0 +1,220 @@
+"""The `stoker` command: what can be asked for, and how failures are told.
+
+Each command's own module is loaded when it runs, so that `stoker --help` is quick.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Sequence
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_INTERRUPTED = 130
+
+Command = Callable[[argparse.Namespace], int]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command that the arguments name; returns the exit code."""
+    parser = make_parser()
+    arguments = parser.parse_args(argv)
+    command: Command = arguments.command
+    try:
+        return command(arguments)
+    except KeyboardInterrupt:
+        print("stoker: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output left; the interpreter must not complain when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    except Exception as error:
+        if arguments.debug or not _is_expected(error):
+            raise
+        print(f"stoker: error: {error}", file=sys.stderr)
+        return EXIT_FAILED
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """The parser with all commands; importing what they need is left to them."""
+    from cluster.config import add_arguments
+    from stoker.sampling_arguments import add_sampling_arguments
+
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument(
+        "--debug", action="store_true", help="show where an error comes from (traceback)"
+    )
+    parser = argparse.ArgumentParser(
+        prog="stoker",
+        description="Serve a large language model from a cluster of tensor-parallel workers.",
+    )
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    def add(name: str, run: Command, text: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=text, description=text, parents=[common])
+        command.set_defaults(command=run)
+        return command
+
+    generate = add("generate", _generate, "Answer prompts through a cluster, then end it.")
+    _add_model(generate)
+    _add_address(generate, "use this running cluster instead of starting one")
+    prompts = generate.add_argument_group("prompts (without these: standard input, one a line)")
+    prompts.add_argument(
+        "--prompt", action="append", default=[], metavar="TEXT", help="may be repeated"
+    )
+    prompts.add_argument(
+        "--prompts-file",
+        metavar="FILE",
+        help="one prompt a line; in a .jsonl file one JSON value a line: a text, "
+        'a list of messages, {"prompt": text} or {"messages": [...]}; - is standard input',
+    )
+    prompts.add_argument(
+        "--chat", action="store_true", help="send each prompt through the chat template"
+    )
+    prompts.add_argument("--system", metavar="TEXT", help="system message, with --chat")
+    output = generate.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="one JSON document instead of text")
+    output.add_argument(
+        "--stats",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="a table of figures after the answers, on standard error (default: yes)",
+    )
+    output.add_argument(
+        "--progress",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="a progress bar, if standard error is a terminal (default: yes)",
+    )
+    add_sampling_arguments(generate, max_tokens=256)
+    _add_settings(generate, add_arguments)
+
+    chat = add("chat", _chat, "Talk with a model in the terminal.")
+    _add_model(chat)
+    _add_address(chat, "use this running cluster instead of starting one")
+    chat.add_argument("--system", metavar="TEXT", help="system message")
+    add_sampling_arguments(chat, max_tokens=1024)
+    _add_settings(chat, add_arguments)
+
+    serve = add("serve", _serve, "Bring a cluster up and keep it up until SIGINT or SIGTERM.")
+    _add_model(serve)
+    _add_settings(serve, add_arguments)
+
+    status = add("status", _status, "How a running cluster is.")
+    _add_address(status, "of its front socket; default: the clusters running for this user")
+    status.add_argument("--json", action="store_true", help="JSON instead of tables")
+    status.add_argument(
+        "--timeout", type=float, default=5.0, metavar="X", help="seconds to wait for an answer"
+    )
+
+    fetch = add("fetch", _fetch, "Bring a model onto this machine.")
+    fetch.add_argument("model", metavar="MODEL", help=_MODEL)
+    fetch.add_argument("--models-dir", metavar="DIR", help="where to keep it")
+
+    add("version", _version, "Print the version.")
+    return parser
+
+
+_MODEL = "folder with a checkpoint, GGUF file, `smollm2` (a small chat model), or Hugging Face name"
+
+
+def _add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        default=argparse.SUPPRESS,
+        help=f"{_MODEL}; default: smollm2, fetched on first use",
+    )
+
+
+def _add_address(parser: argparse.ArgumentParser, text: str) -> None:
+    parser.add_argument("--address", metavar="ADDRESS", help=f"{text} (tcp://… or ipc://…)")
+
+
+def _add_settings(
+    parser: argparse.ArgumentParser, add_arguments: Callable[[argparse.ArgumentParser], None]
+) -> None:
+    add_arguments(parser)
+    parser.add_argument(
+        "--data-parallel-size",
+        dest="num_groups",
+        type=int,
+        metavar="N",
+        default=argparse.SUPPRESS,
+        help="another name of --num-groups",
+    )
+
+
+def _is_expected(error: Exception) -> bool:
+    """Whether the message alone tells a user what to do; anything else is a fault of ours."""
+    from cluster.errors import AddressError, BackendError, StartFailed, StartInterrupted
+    from cluster.frontend.errors import RequestError
+    from cluster.gguf_file import ModelError
+    from scheduler.errors import ConfigError, InvalidRequest
+
+    kinds = (
+        AddressError,
+        BackendError,
+        StartFailed,
+        StartInterrupted,
+        RequestError,
+        ModelError,
+        ConfigError,
+        InvalidRequest,
+        OSError,
+    )
+    return isinstance(error, kinds)
+
+
+def _generate(arguments: argparse.Namespace) -> int:
+    from stoker.generate_command import generate
+
+    return generate(arguments)
+
+
+def _chat(arguments: argparse.Namespace) -> int:
+    from stoker.chat_command import chat
+
+    return chat(arguments)
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    from stoker.serve_command import serve
+
+    return serve(arguments)
+
+
+def _status(arguments: argparse.Namespace) -> int:
+    from stoker.status_command import status
+
+    return status(arguments)
+
+
+def _fetch(arguments: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from cluster.config import load_config
+    from cluster.models import fetch
+
+    config = load_config(models_dir=arguments.models_dir)
+    folder = fetch(
+        arguments.model,
+        Path(config.models_dir),
+        report=lambda text: print(f"stoker: {text}", file=sys.stderr),
+    )
+    print(folder)
+    return EXIT_OK
+
+
+def _version(_: argparse.Namespace) -> int:
+    from importlib.metadata import version
+
+    print(f"stoker {version('stoker')}")
+    return EXIT_OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,23 @@
+"""The cluster that a command works with: one that it starts, or one that runs already."""
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from stoker.client import Client
+
+CONNECT_TIMEOUT_S = 30.0
+
+
+@contextmanager
+def cluster_of(arguments: argparse.Namespace) -> Iterator[Client]:
+    """A client of the cluster at `--address`, or of one that is started and ended here."""
+    if arguments.address is not None:
+        with Client(arguments.address, connect_timeout_s=CONNECT_TIMEOUT_S) as client:
+            yield client
+        return
+    from cluster.config import load_config
+    from stoker.llm import LLM
+
+    with LLM.of_config(load_config(arguments)) as llm:
+        yield llm.client

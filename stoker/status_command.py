@@ -1,0 +1,92 @@
+"""`stoker status`: how running clusters are."""
+
+import argparse
+import sys
+
+import msgspec
+
+from cluster.messages import GroupStatus, Status
+from stoker.cli import EXIT_FAILED, EXIT_OK
+from stoker.client import Client
+from stoker.running import running_clusters
+
+
+def status(arguments: argparse.Namespace) -> int:
+    """Ask the cluster at `--address`, or each that runs for this user; fails if none answers."""
+    addresses = [arguments.address] if arguments.address else _addresses()
+    if not addresses:
+        print(
+            "stoker: no running cluster was found for this user; name one with --address",
+            file=sys.stderr,
+        )
+        return EXIT_FAILED
+    found: dict[str, Status] = {}
+    for address in addresses:
+        with Client(address, label="status") as client:
+            found[address] = client.status(arguments.timeout)
+    if arguments.json:
+        print(msgspec.json.encode(found).decode())
+    else:
+        for address, answer in found.items():
+            print_status(address, answer)
+    return EXIT_OK
+
+
+def _addresses() -> list[str]:
+    return [cluster.address for cluster in running_clusters()]
+
+
+def print_status(address: str, status: Status) -> None:
+    """One cluster as a few lines and two tables."""
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console.print(f"{address}: {status.model}, {status.state} for {_duration(status.uptime_s)}")
+    console.print(
+        f"running {status.num_running}, waiting {status.num_waiting}, clients {status.num_clients}"
+    )
+    groups = Table("group", "epoch", "state", "running", "blocks", "cached", "steps", "steps/s")
+    ranks = Table("rank", "state", "host", "pid", "device", "blocks", "weights")
+    for group in status.groups:
+        groups.add_row(*_group_row(group))
+        for rank in group.ranks:
+            ranks.add_row(
+                f"{group.group}.{rank.rank}",
+                rank.state,
+                rank.host,
+                str(rank.pid),
+                rank.device,
+                str(rank.num_blocks),
+                f"{rank.weight_bytes / 2**20:.0f} MiB",
+            )
+    console.print(groups)
+    console.print(ranks)
+    totals = status.totals
+    ended = ", ".join(f"{count} {reason}" for reason, count in sorted(totals.finished.items()))
+    console.print(
+        f"since start: {totals.num_requests} requests ({ended or 'none ended'}), "
+        f"{totals.num_rejected} refused, {totals.prompt_tokens} prompt tokens "
+        f"({totals.cached_tokens} from cache), {totals.output_tokens} output tokens, "
+        f"{totals.num_steps} steps ({totals.num_mixed_steps} mixed), "
+        f"{totals.num_preemptions} preemptions"
+    )
+
+
+def _group_row(group: GroupStatus) -> list[str]:
+    return [
+        str(group.group),
+        str(group.epoch),
+        f"{group.state} ({group.message})" if group.message else group.state,
+        str(group.num_running),
+        f"{group.num_used_blocks} of {group.num_blocks}",
+        str(group.num_cached_blocks),
+        str(group.num_steps),
+        f"{group.steps_per_s:.1f}",
+    ]
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
