@@ -153,7 +153,7 @@ def _as_float(params: SamplingParams, name: str) -> None:
         force_setattr(params, name, float(value))
 
 
-_TEXT_ID = re.compile("[0-9]{1,10}")
+_TEXT_ID = re.compile("-?[0-9]{1,10}")
 
 
 def _bias_by_id(given: object) -> dict[int, float]:
@@ -173,7 +173,10 @@ def _bias_by_id(given: object) -> dict[int, float]:
 
 
 def _is_id(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= INT32_MAX
+    """Whether a column of ids can hold it; `check_vocabulary` knows which ids there are."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        return False
+    return -INT32_MAX <= value <= INT32_MAX
 
 
 def _wrong(name: str, wanted: str, got: object) -> InvalidRequest:

@@ -26,17 +26,17 @@ OUT_OF_RANGE: dict[str, list[object]] = {
     "presence_penalty": [-2.1, 2.1, NAN, -INFINITY],
     "frequency_penalty": [-2.1, 2.1, NAN, INFINITY],
     "logit_bias": [
-        {1: 100.1}, {1: -101}, {1: NAN}, {1: INFINITY}, {1: 10**400}, {-1: 1.0}, {2**40: 1.0},
+        {1: 100.1}, {1: -101}, {1: NAN}, {1: INFINITY}, {1: 10**400}, {2**40: 1.0},
         dict.fromkeys(range(1025), 1.0),
     ],
-    "allowed_token_ids": [[], [-1], [2**40]],
+    "allowed_token_ids": [[], [2**40]],
     "bad_words": [[""], ["a", ""], ["x"] * 257],
-    "bad_word_ids": [[[]], [[1], []], [[-1]], [[2**40]], [[1] * 129]],
+    "bad_word_ids": [[[]], [[1], []], [[2**40]], [[1] * 129]],
     "seed": [MAX_SEED + 1, -MAX_SEED - 1],
     "max_tokens": [0, -1, INT32_MAX + 1],
     "min_tokens": [-1, 17],
     "stop": ["", [""], ["a", ""], ["x"] * 65, ["\ud800"]],
-    "stop_token_ids": [[-1], [2**40], list(range(129))],
+    "stop_token_ids": [[2**40], list(range(129))],
     "logprobs": [-1, 21],
     "prompt_logprobs": [-1, 21],
 }  # fmt: skip
@@ -52,7 +52,7 @@ WRONG_TYPE: dict[str, list[object]] = {
     "frequency_penalty": ["0", True, None],
     "logit_bias": [
         [1, 2], "1", 5, {"a": 1.0}, {1: "2"}, {1: True}, {1: None}, {1.5: 1.0}, {True: 1.0},
-        {INFINITY: 1.0}, {None: 1.0}, {"1_0": 1.0}, {" 1": 1.0}, {"-1": 1.0}, {"1" * 5000: 1.0},
+        {INFINITY: 1.0}, {None: 1.0}, {"1_0": 1.0}, {" 1": 1.0}, {"+1": 1.0}, {"1" * 5000: 1.0},
     ],
     "allowed_token_ids": ["12", 5, [1.0], ["1"], [True], [[1]], {"a": 1}],
     "bad_words": ["word", 5, [5], [None], [b"x"]],
@@ -268,6 +268,21 @@ def test_an_id_outside_the_vocabulary_is_refused_with_both_numbers(
         params.check_vocabulary(100)
 
     assert refused.value.param == name
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"logit_bias": {"-1": 1.0}},
+        {"allowed_token_ids": [-1]},
+        {"stop_token_ids": [5, -1]},
+        {"bad_word_ids": [[-1]]},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_a_negative_id_is_outside_every_vocabulary(fields: dict[str, object]) -> None:
+    with pytest.raises(InvalidRequest, match="holds token id -1"):
+        made(**fields).check_vocabulary(100)
 
 
 def test_parameters_without_ids_fit_any_vocabulary() -> None:

@@ -15,6 +15,8 @@ from transformers.generation.logits_process import (
 from worker import filters
 from worker.filters import Filters, survivors
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 VOCAB_SIZE = 1000
 
 
