@@ -84,13 +84,13 @@ class Draft:
         prompt = int32(self.prompt_token_ids)
         return [self._request(prompt, handle, i) for i, handle in enumerate(handles)]
 
-    def adds_text(self, token_id: int, *, ends_output: bool) -> bool:
-        """Whether a token's text belongs to the output.
+    def last_adds_text(self, token_id: int) -> bool:
+        """Whether the text of a token that ends the output belongs to it.
 
-        An ordinary token that ends the output as one of `stop_token_ids` is trimmed like a
-        stop string; for special tokens `skip_special_tokens` decides.
+        An ordinary one, which ends it as one of `stop_token_ids`, is trimmed like a stop
+        string; for special tokens `skip_special_tokens` decides.
         """
-        if not ends_output or self.sampling.include_stop_str_in_output:
+        if self.sampling.include_stop_str_in_output:
             return True
         return self.tokenizer is not None and token_id in self.tokenizer.special_ids
 

@@ -231,6 +231,10 @@ class FrontSession:
         return handles
 
 
+_FINISHES = tuple(Finish)
+"""By code."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Rows:
     """The columns of a `TokenBatch` as lists, with defaults filled in."""
@@ -254,9 +258,9 @@ class _Rows:
         if sum(counts) != len(tokens) or min(counts, default=0) < 0:
             raise BadMessage(f"counts that sum to {sum(counts)} for {len(tokens)} tokens")
         try:
-            return cls(handles, counts, tokens, [Finish(code) for code in codes])
-        except ValueError as error:
-            raise BadMessage(f"unknown finish code: {error}") from error
+            return cls(handles, counts, tokens, [_FINISHES[code] for code in codes])
+        except IndexError:
+            raise BadMessage(f"finish codes {codes}, but the highest is {max(Finish)}") from None
 
 
 def _advance(
@@ -271,10 +275,9 @@ def _advance(
     string, whichever comes first in the text."""
     if ended is not None:
         output.num_preemptions = ended.num_preemptions
-    last = len(tokens) - 1
+    last = len(tokens) - 1 if finish is Finish.STOP else -1
     for i, token_id in enumerate(tokens):
-        ends_output = finish is Finish.STOP and i == last
-        adds_text = live.draft.adds_text(token_id, ends_output=ends_output)
+        adds_text = i != last or live.draft.last_adds_text(token_id)
         if output.feed(token_id, now_s, adds_text=adds_text):
             return True
     if finish is Finish.NOT_YET:

@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from cluster.errors import AddressError
@@ -323,3 +324,30 @@ def test_many_threads_share_one_client(engine: FakeEngine, client: EngineClient)
 
 def test_status_is_what_the_engine_says(engine: FakeEngine, client: EngineClient) -> None:
     assert client.status() == engine.status
+
+
+def test_tcp_serves_like_a_local_socket() -> None:
+    with FakeEngine("tcp://127.0.0.1:0", script=answer_at_once) as engine:
+        client = connect(engine.address)
+        live = start(client)
+        wait(client, live)
+        client.close()
+
+    assert live.outputs[0].text == ANSWER
+
+
+def test_an_idle_client_sleeps(engine: FakeEngine, client: EngineClient) -> None:
+    client.info()
+    before = thread_cpu_s(client)
+
+    threading.Event().wait(0.3)
+
+    assert thread_cpu_s(client) - before < 0.05
+
+
+def thread_cpu_s(client: EngineClient) -> float:
+    """Processor time of the client's own thread."""
+    name = f"stoker-client {client.config.address}"
+    (native,) = [thread.native_id for thread in threading.enumerate() if thread.name == name]
+    found = next(t for t in psutil.Process().threads() if t.id == native)
+    return float(found.user_time + found.system_time)
