@@ -5,7 +5,6 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from cluster.errors import AddressError
@@ -334,20 +333,3 @@ def test_tcp_serves_like_a_local_socket() -> None:
         client.close()
 
     assert live.outputs[0].text == ANSWER
-
-
-def test_an_idle_client_sleeps(engine: FakeEngine, client: EngineClient) -> None:
-    client.info()
-    before = thread_cpu_s(client)
-
-    threading.Event().wait(0.3)
-
-    assert thread_cpu_s(client) - before < 0.05
-
-
-def thread_cpu_s(client: EngineClient) -> float:
-    """Processor time of the client's own thread."""
-    name = f"stoker-client {client.config.address}"
-    (native,) = [thread.native_id for thread in threading.enumerate() if thread.name == name]
-    found = next(t for t in psutil.Process().threads() if t.id == native)
-    return float(found.user_time + found.system_time)
