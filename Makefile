@@ -4,7 +4,7 @@
 PYTHON ?= python3
 TORCH := torch==2.13.0
 TRITON := triton==3.9.0
-MODELS := $(or $(STOKER_MODELS),models)
+MODELS := $(or $(STOKER_MODELS_DIR),models)
 
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from tests.leaks import Footprint
 
 ROOT = Path(__file__).resolve().parent.parent
-MODELS_DIR = Path(os.environ.get("STOKER_MODELS", ROOT / "models"))
+MODELS_DIR = Path(os.environ.get("STOKER_MODELS_DIR", ROOT / "models"))
 
 settings.register_profile(
     "stoker", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
