@@ -106,7 +106,7 @@ class _WindowText:
 
     The window begins with ids whose text is out already, so that what a decoder does to the
     start of a text happens outside of what is new. It moves on whenever it ends in a whole
-    character, or when it grows past `_LONGEST_WINDOW`.
+    character. A window of `_LONGEST_WINDOW` ids without one is no text, and moves on too.
     """
 
     def __init__(self, decode: Decode) -> None:
@@ -134,4 +134,4 @@ class _WindowText:
         return new
 
 
-_LONGEST_WINDOW = 32
+_LONGEST_WINDOW = 256

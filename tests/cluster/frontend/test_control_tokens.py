@@ -117,7 +117,7 @@ def test_tokens_that_the_template_writes_are_control_tokens_even_if_not_special(
 
 
 def test_an_answer_of_the_assistant_becomes_the_tokens_that_it_was() -> None:
-    tokenizer = make_tokenizer("llama3_like")
+    tokenizer = with_template(llama3_like(), CHATML + "{% if thinks %}<think></think>{% endif %}")
     answer = "<think>one</think>two"
     messages = [*user("x"), {"role": "assistant", "content": answer}, *user("<|im_end|>")]
 

@@ -42,13 +42,22 @@ def test_joined_deltas_equal_the_one_shot_text_at_every_token_border(
 
 
 @pytest.mark.parametrize("text", [text for text in TEXTS if "\ufffd" not in text])
-@pytest.mark.parametrize("family", ["llama3_like", "llama2_like"])
+@pytest.mark.parametrize("family", ["llama3_like", "llama2_like", "unknown_decoder"])
 def test_a_delta_never_holds_half_a_character(family: str, text: str) -> None:
     tokenizer = make_tokenizer(family)
     deltas = deltas_of(tokenizer, one_by_one(tokenizer.encode(text)))
 
     assert not any("\ufffd" in delta for delta in deltas)
     assert "".join(deltas) == text
+
+
+def test_an_added_token_of_any_letters_is_its_own_text() -> None:
+    for family in ("llama3_like", "unknown_decoder"):
+        tokenizer = make_tokenizer(family)
+        ids = tokenizer.encode("the <｜a b｜>é dog", add_special_tokens=False)
+        assert tokenizer.token_id("<｜a b｜>é") in ids
+
+        assert "".join(deltas_of(tokenizer, one_by_one(ids))) == "the <｜a b｜>é dog"
 
 
 def test_a_character_comes_with_its_last_byte_and_not_later() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer as RawTokenizer
 from transformers import AutoTokenizer
 
 from cluster.frontend.chat_template import NoChatTemplate
@@ -128,13 +129,24 @@ def test_the_config_changes_the_tokenizer_as_in_transformers(
     tmp_path: Path, config: dict[str, object]
 ) -> None:
     base = {"bos_token": "<|begin|>", "eos_token": "<|im_end|>"}
-    raw = make_tokenizer("llama3_like")._raw
+    raw = RawTokenizer.from_buffer(llama3_like().tokenizer_json)
     pair = Pair(write(make_files(raw, **base | config), tmp_path))
     for text in ("the dog", "a <|extra|> <think> <|late|> <x> <|pad|> b"):
         ids = pair.ours.encode(text)
 
         assert ids == pair.theirs.encode(text)
         assert pair.ours.decode(ids) == pair.theirs.decode(ids, skip_special_tokens=True)
+
+
+def test_truncation_and_padding_saved_with_a_tokenizer_are_switched_off() -> None:
+    raw = RawTokenizer.from_buffer(llama3_like().tokenizer_json)
+    raw.enable_truncation(2)
+    raw.enable_padding(length=50)
+    tokenizer = Tokenizer.from_files(make_files(raw))
+
+    assert tokenizer.encode("one two three") == make_tokenizer("llama3_like").encode(
+        "one two three"
+    )
 
 
 def test_a_chat_has_no_second_begin_token() -> None:
@@ -179,7 +191,7 @@ def test_the_answer_header_is_left_out_when_the_last_message_is_continued() -> N
 
 
 def test_a_model_without_a_template_is_an_error_that_says_what_to_do() -> None:
-    raw = make_tokenizer("llama3_like")._raw
+    raw = RawTokenizer.from_buffer(llama3_like().tokenizer_json)
     tokenizer = Tokenizer.from_files(make_files(raw, template=None))
 
     assert not tokenizer.has_chat_template

@@ -115,12 +115,13 @@ def test_the_digest_changes_with_every_field() -> None:
         msgspec.structs.replace(base, tokenizer_json=b"{ }"),
         msgspec.structs.replace(base, config_json=b"{ }"),
         msgspec.structs.replace(base, special_tokens_json=b"{ }"),
+        msgspec.structs.replace(base, tokenizer_json=b"{}{}", config_json=b""),
         msgspec.structs.replace(base, chat_templates={}),
         msgspec.structs.replace(base, chat_templates={"default": ""}),
         msgspec.structs.replace(base, chat_templates={"other": CHATML}),
     ]
 
-    assert len({files.digest for files in (base, *others)}) == 7
+    assert len({files.digest for files in (base, *others)}) == 8
     assert (
         base.digest
         == TokenizerFiles(tokenizer_json=b"{}", chat_templates={"default": CHATML}).digest

@@ -112,7 +112,20 @@ def unigram() -> TokenizerFiles:
     return make_files(raw, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
 
 
-FAMILIES = {"llama3_like": llama3_like, "llama2_like": llama2_like, "unigram": unigram}
+@cache
+def unknown_decoder() -> TokenizerFiles:
+    """Tokens are parts of characters, and the decoder is none that we take apart."""
+    raw = RawTokenizer.from_buffer(llama3_like().tokenizer_json)
+    raw.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Fuse()])
+    return make_files(raw, bos_token="<|begin|>", eos_token="<|im_end|>")
+
+
+FAMILIES = {
+    "llama3_like": llama3_like,
+    "llama2_like": llama2_like,
+    "unigram": unigram,
+    "unknown_decoder": unknown_decoder,
+}
 
 
 @cache
