@@ -63,13 +63,14 @@ class GlooCommunicator:
         self._step = 0
         self._collective = 0
         self._timeout_s = timeout_s
-        self._failure: CollectiveFailed | None = None
+        self._failure: tuple[type[CollectiveFailed], str, int] | None = None
         store.set_timeout(timedelta(seconds=start_timeout_s))
         try:
             options = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # no stub
             options._devices = [dist.ProcessGroupGloo.create_device(hostname=own_address)]
             options._timeout = timedelta(seconds=start_timeout_s)
-            self._gloo = cast(_Pairs, dist.ProcessGroupGloo(store, rank, size, options))
+            gloo = cast(_Pairs, dist.ProcessGroupGloo(store, rank, size, options))
+            self._gloo: _Pairs | None = gloo
         except RuntimeError as error:
             raise MeetingFailed(
                 f"rank {rank} of {size}, reached at {own_address}, did not connect to all others "
@@ -121,9 +122,9 @@ class GlooCommunicator:
         return dense
 
     def close(self) -> None:
-        if self._failure is None:
-            self._failure = self._describe(PeerLost, "this rank has closed its communicator", None)
+        if self._gloo is not None:
             self._gloo.shutdown()
+            self._gloo = None  # and with it its threads and sockets
 
     def _reduce_by_shares(self, flat: Tensor) -> None:
         """Sum one share of `flat` here, then take the other shares' sums."""
@@ -144,8 +145,13 @@ class GlooCommunicator:
 
     def _begin(self) -> None:
         if self._failure is not None:
-            raise self._failure
+            raise self._describe(*self._failure)
         self._collective += 1
+
+    def _open_gloo(self) -> _Pairs:
+        if self._gloo is None:
+            raise RuntimeError(f"rank {self.rank} has closed its communicator")
+        return self._gloo
 
     def _exchange(
         self, kind: int, outgoing: dict[int, Tensor], incoming: dict[int, Tensor]
@@ -155,13 +161,13 @@ class GlooCommunicator:
         The tag keeps a rank that is in another collective from being understood.
         """
         tag = (self._collective * 4 + kind) % 2**31
-        works = []
+        gloo, works = self._open_gloo(), []
         for peer, part in incoming.items():
             with self._blaming(peer):
-                works.append((peer, self._gloo.recv([part], peer, tag)))
+                works.append((peer, gloo.recv([part], peer, tag)))
         for peer, part in outgoing.items():
             with self._blaming(peer):
-                works.append((peer, self._gloo.send([part], peer, tag)))
+                works.append((peer, gloo.send([part], peer, tag)))
         for peer, work in works:
             with self._blaming(peer):
                 work.wait(timedelta(seconds=self._timeout_s))
@@ -178,10 +184,8 @@ class GlooCommunicator:
                 why = f"waited {self._timeout_s:g} s for rank {peer} ({reason})"
             else:
                 kind, why = PeerLost, f"the connection to rank {peer} is broken ({reason})"
-            self._failure = self._describe(kind, why, peer)
-            raise self._failure from error
+            self._failure = (kind, why, peer)
+            raise self._describe(kind, why, peer) from error
 
-    def _describe(
-        self, kind: type[CollectiveFailed], why: str, peer: int | None
-    ) -> CollectiveFailed:
+    def _describe(self, kind: type[CollectiveFailed], why: str, peer: int) -> CollectiveFailed:
         return kind(why, rank=self.rank, peer=peer, step=self._step, collective=self._collective)

@@ -10,6 +10,7 @@ from contextlib import closing
 from functools import cache
 from multiprocessing.connection import Connection
 
+import psutil
 import torch
 from torch import Tensor
 
@@ -273,9 +274,11 @@ def fail_twice(rank: int, size: int, kind: str, meeting: MeetingPoint) -> tuple[
     return said[0], said[1]
 
 
-def sum_or_broadcast(rank: int, size: int, kind: str, meeting: MeetingPoint) -> str:
+def sum_or_broadcast(
+    rank: int, size: int, kind: str, meeting: MeetingPoint, timeout_s: float
+) -> str:
     """Rank 0 sums while the others broadcast: out of step. What comes of it."""
-    with closing(connect(kind, rank, size, meeting, timeout_s=5.0)) as communicator:
+    with closing(connect(kind, rank, size, meeting, timeout_s)) as communicator:
         communicator.start_step(rank + 7)
         try:
             if rank == 0:
@@ -307,6 +310,49 @@ def wait_long(rank: int, size: int, meeting: MeetingPoint) -> tuple[float, float
         cpu, wall = time.process_time(), time.monotonic()
         assert communicator.all_reduce(torch.ones(4)).tolist() == [size] * 4
         return time.process_time() - cpu, time.monotonic() - wall
+
+
+def meet_alone(rank: int, size: int, meeting: MeetingPoint) -> str:
+    """Come to a meeting of gloo ranks where nobody else comes; what is said."""
+    store = open_store(
+        meeting.host,
+        meeting.port,
+        rank=rank,
+        size=size,
+        timeout_s=0.3,
+        listener=_listeners.pop(meeting.port),
+    )
+    try:
+        GlooCommunicator(
+            store, rank=rank, size=size, own_address="127.0.0.1", start_timeout_s=0.3, timeout_s=1.0
+        )
+    except RuntimeError as error:
+        return f"{type(error).__name__}: {error}"
+    return "no error"
+
+
+def addresses_in_use(rank: int, size: int, meeting: MeetingPoint, own: str) -> set[str]:
+    """Where a gloo rank listens that was told to use the address `own`."""
+    store = open_store(
+        meeting.host,
+        meeting.port,
+        rank=rank,
+        size=size,
+        timeout_s=START_TIMEOUT_S,
+        listener=_listeners.pop(meeting.port, None),
+    )
+    communicator = GlooCommunicator(
+        store,
+        rank=rank,
+        size=size,
+        own_address=own,
+        start_timeout_s=START_TIMEOUT_S,
+        timeout_s=TIMEOUT_S,
+    )
+    with closing(communicator):
+        communicator.all_reduce(torch.ones(8))
+        sockets = psutil.Process().net_connections("tcp")
+        return {s.laddr.ip for s in sockets if s.status == psutil.CONN_LISTEN}
 
 
 def meet_without_memory(rank: int, size: int, meeting: MeetingPoint) -> str:

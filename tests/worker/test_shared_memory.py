@@ -102,7 +102,7 @@ def test_a_rank_that_leaves_early_fails_those_who_still_need_it(
 def test_ranks_in_different_collectives_are_told_both(
     ranks: RankProcesses, meeting: MeetingPoint
 ) -> None:
-    first, second = ranks.run(rank_tasks.sum_or_broadcast, 2, "shared", meeting)
+    first, second = ranks.run(rank_tasks.sum_or_broadcast, 2, "shared", meeting, 5.0)
 
     assert isinstance(first, str)
     assert first.startswith("OutOfStep: rank 0, step 7, collective 1: all_reduce of 32 bytes")
