@@ -120,8 +120,8 @@ class ServerLink:
         check_address(address)
         self.num_malformed = 0
         """Messages that did not have exactly one frame."""
-        self.num_disconnects = 0
-        """Connections that ended, seen so far."""
+        self._known: set[bytes] = set()
+        self._peer_by_fd: dict[int, bytes] = {}
         self._socket = context.socket(zmq.ROUTER)
         _apply(self._socket, limits)
         _allow_ipv6(self._socket, address)
@@ -153,13 +153,20 @@ class ServerLink:
         """What has arrived, as (peer, frame), without waiting and at most one turn's worth."""
         for _ in range(MESSAGES_PER_TURN):
             try:
-                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+                name = self._socket.recv(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            if len(frames) == 2:
-                yield frames[0], frames[1]
+            peer, *frames = name.bytes, *self._rest()
+            if peer not in self._known:
+                self._known.add(peer)
+                self._peer_by_fd[int(name.get(zmq.SRCFD))] = peer
+            if len(frames) == 1:
+                yield peer, frames[0]
             else:
                 self.num_malformed += 1
+
+    def _rest(self) -> list[bytes]:
+        return self._socket.recv_multipart(zmq.NOBLOCK)
 
     def send(self, peer: bytes, frame: bytes) -> None:
         """Queue a frame for a peer, without waiting.
@@ -176,14 +183,19 @@ class ServerLink:
                 raise
             raise PeerGone("it has left") from None
 
-    def count_disconnects(self) -> int:
-        """Connections that ended since this was last asked."""
-        ended = 0
+    def departed(self) -> list[bytes]:
+        """Peers that sent something before and whose connections have ended since last asked.
+
+        Ask before `receive`: a connection's number (its descriptor) may be given out again.
+        """
+        gone = []
         while self._monitor.poll(0):
-            self._monitor.recv_multipart(zmq.NOBLOCK)
-            ended += 1
-        self.num_disconnects += ended
-        return ended
+            event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
+            peer = self._peer_by_fd.pop(int(event["value"]), None)
+            if peer is not None:
+                self._known.discard(peer)
+                gone.append(peer)
+        return gone
 
     def watch(self, poller: zmq.Poller) -> None:
         poller.register(self._socket, zmq.POLLIN)

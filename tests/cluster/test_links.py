@@ -42,6 +42,15 @@ def next_from(links: EngineLinks, link: ServerLink, timeout_s: float = 5.0) -> t
     raise AssertionError("nothing arrived")
 
 
+def next_departed(links: EngineLinks, link: ServerLink, timeout_s: float = 5.0) -> list[bytes]:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if gone := link.departed():
+            return gone
+        links.wait(deadline - time.monotonic())
+    raise AssertionError("nobody left")
+
+
 def send_until_refused(links: EngineLinks, peer: bytes, frame: bytes, pause_s: float = 0.0) -> None:
     """The socket learns that a peer left a moment after its monitor does."""
     for _ in range(10_000):
@@ -132,11 +141,29 @@ def test_a_peer_that_left_is_reported_to_whoever_sends_to_it(links: EngineLinks)
     dealer.send(b"hello")
     peer, _ = next_from(links, links.back)
     dealer.close()
-    while not links.back.count_disconnects():
-        links.wait(5.0)
+    assert next_departed(links, links.back) == [peer]
 
     with pytest.raises(PeerGone, match="has left"):
         send_until_refused(links, peer, b"plan", pause_s=0.01)
+
+
+@pytest.mark.parametrize("side", ["front", "back"])
+def test_it_is_known_at_once_which_peer_left(links: EngineLinks, side: str) -> None:
+    link: ServerLink = getattr(links, side)
+    dealers = [DealerLink(link.address, LIMITS) for _ in range(5)]
+    peers = []
+    for dealer in dealers:
+        dealer.send(b"hello")
+        peers.append(next_from(links, link)[0])
+    for number in (3, 0, 4):
+        dealers[number].close()
+        assert next_departed(links, link) == [peers[number]]
+        dealers[number] = DealerLink(link.address, LIMITS)  # takes the descriptor again
+        dealers[number].send(b"hello")
+        peers[number] = next_from(links, link)[0]
+    assert link.departed() == []
+    for dealer in dealers:
+        dealer.close()
 
 
 def test_a_peer_that_does_not_read_is_cut_off_and_the_others_are_not(tmp_path: Path) -> None:
@@ -175,8 +202,6 @@ def test_an_oversized_frame_is_never_delivered_and_ends_its_connection(links: En
     with DealerLink(links.front.address, LinkLimits(max_message_bytes=100 << 20)) as big:
         big.wait_connected(5.0)
         big.send(b"x" * (100 << 20))
-        while not links.front.count_disconnects():
-            links.wait(5.0)
         with pytest.raises(LinkLost):
             big.receive(5.0)
     assert list(links.front.receive()) == []
