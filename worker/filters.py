@@ -1,28 +1,31 @@
 """min_p, top_k and top_p: which tokens of a distribution stay, and with what weight.
 
-In the fixed order of `worker.ranking` each of the three keeps a prefix, so together they
-are one number per row. They act in this order, each on what the one before left:
+In falling order of probability (of equal ones the higher logit first, then the lower id)
+each of the three keeps a prefix, so together they are one number per row. They act in this
+order, each on what the one before left:
 
     min_p  keeps tokens at least this share as probable as the first one,
     top_k  keeps this many,
     top_p  keeps tokens before which less than this share of the mass left lies:
            the smallest prefix that reaches the share.
 
+How long the prefix is follows from the sorted probabilities alone, without their ids; the
+least probability in it then says which tokens stay. Sorting values is 15 times as fast as
+sorting ids by them, and on a CPU most rows need only their largest few thousand.
+
 Source: min_p, Nguyen et al. 2024 (arXiv:2407.01082); top_p, Holtzman et al. 2019
-(arXiv:1904.09751); meanings and order as in vLLM, ties by lower id.
+(arXiv:1904.09751); meanings and order as in vLLM.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from worker.ranking import leading
-
-PREFIX_WIDTHS = (128, 2048)
-"""On a CPU these many leading tokens are tried before the whole vocabulary is sorted, which
-takes 40 times as long as finding 128. The widths change cost only, never the answer."""
+PREFIX_WIDTH = 4096
+"""On a CPU this many largest probabilities are tried before all are sorted. Raising it costs
+little for most rows and saves the full sort for flat ones; it never changes the answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,57 +43,68 @@ class Filters:
         return Filters(self.top_k[rows], self.top_p[rows], self.min_p[rows])
 
 
-@dataclass(frozen=True, slots=True)
-class Survivors:
-    """What is left of N rows, in vocabulary order."""
-
-    rows: Tensor
-    """[N] int64, which rows of the question"""
-    ids: Tensor
-    """[N, W] token ids, rising"""
-    weights: Tensor
-    """[N, W] their probabilities before filtering, 0 where dropped"""
-
-
-def survivors(logits: Tensor, probabilities: Tensor, filters: Filters) -> Iterator[Survivors]:
-    """The tokens that stay, in groups of rows that needed the same effort; each row once.
+def survivors(logits: Tensor, probabilities: Tensor, filters: Filters) -> Tensor:
+    """The probabilities of the tokens that stay, not renormalized, and 0 for the others.
 
     Shapes:
-        logits: [R, V] without NaN; give the order
+        logits: [R, V] without NaN; only order equal probabilities
         probabilities: [R, V] softmax of each row, perhaps at a temperature
+    Returns:
+        [R, V] in the dtype of `probabilities`
     """
-    num_rows, vocab_size = logits.shape
-    rows = torch.arange(num_rows, device=logits.device)
-    for width in _widths(logits):
-        if len(rows) < num_rows:
-            wanted = filters.of(rows)
-            ids, sure = leading(logits.index_select(0, rows), width)
-            weights = probabilities.index_select(0, rows).gather(1, ids)
-        else:
-            wanted = filters
-            ids, sure = leading(logits, width)
-            weights = probabilities.gather(1, ids)
-        kept = _num_kept(weights, vocab_size, wanted)
-        settled = kept <= sure
-        yield _in_vocabulary_order(rows, ids, weights, kept, settled)
-        rows = rows[~settled]
-        if not len(rows):
-            return
-    assert not len(rows), "a sorted vocabulary settles every row"
+    kept, least = _prefixes(probabilities, filters)
+    stays = probabilities >= least[:, None]
+    excess = torch.where(least > 0, stays.sum(dim=-1) - kept, 0)
+    for row in excess.nonzero()[:, 0].tolist():
+        tied = (probabilities[row] == least[row]).nonzero()[:, 0]
+        order = logits[row, tied].sort(descending=True, stable=True).indices
+        stays[row, tied[order[len(tied) - int(excess[row]) :]]] = False
+    return torch.where(stays, probabilities, 0.0)
 
 
-def _widths(logits: Tensor) -> tuple[int, ...]:
-    vocab_size = logits.shape[1]
-    if logits.device.type != "cpu":
-        return (vocab_size,)
-    return (*(width for width in PREFIX_WIDTHS if 4 * width <= vocab_size), vocab_size)
+def _prefixes(probabilities: Tensor, filters: Filters) -> tuple[Tensor, Tensor]:
+    """[R] how many tokens stay, and [R] the least probability among them."""
+    num_rows, vocab_size = probabilities.shape
+    kept = torch.empty(num_rows, dtype=torch.int64, device=probabilities.device)
+    least = torch.empty(num_rows, dtype=probabilities.dtype, device=probabilities.device)
+    rows = torch.arange(num_rows, device=probabilities.device)
+    for width in _widths(probabilities):
+        asked = probabilities if len(rows) == num_rows else probabilities[rows]
+        values = _largest(asked, width)
+        counts = _num_kept(values, vocab_size, filters.of(rows))
+        kept[rows] = counts
+        least[rows] = values.gather(1, (counts - 1).clamp(max=width - 1)[:, None])[:, 0]
+        if width < vocab_size:
+            rows = rows[counts >= width]
+            if not len(rows):
+                break
+    return kept, least
+
+
+def _widths(probabilities: Tensor) -> tuple[int, ...]:
+    vocab_size = probabilities.shape[1]
+    if probabilities.device.type == "cpu" and vocab_size >= 4 * PREFIX_WIDTH:
+        return (PREFIX_WIDTH, vocab_size)
+    return (vocab_size,)
+
+
+def _largest(probabilities: Tensor, width: int) -> Tensor:
+    """[R, width] the largest values of each row, falling."""
+    if probabilities.device.type != "cpu":
+        return probabilities.sort(dim=-1, descending=True).values[:, :width]
+    # numpy sorts plain values with vector instructions, torch only together with their ids.
+    values = probabilities.numpy()
+    start = values.shape[1] - width
+    if start:
+        values = np.partition(values, start, axis=1)[:, start:]
+    return torch.from_numpy(np.sort(values, axis=1)[:, ::-1].copy())
 
 
 def _num_kept(weights: Tensor, vocab_size: int, filters: Filters) -> Tensor:
-    """[R] how many leading tokens stay; at least W where the first W < V do not tell.
+    """[R] how many tokens stay; W or more where the W < V largest do not tell.
 
     Shapes:
-        weights: [R, W] probabilities in falling order, of a row's first W tokens
+        weights: [R, W] the largest probabilities of each row, falling
     """
     width = weights.shape[1]
     floor = filters.min_p.to(weights.dtype) * weights[:, 0]
@@ -108,14 +122,3 @@ def _num_kept(weights: Tensor, vocab_size: int, filters: Filters) -> Tensor:
     nucleus = (before < share[:, None]).sum(dim=-1)
     kept = torch.where(filters.top_p < 1.0, torch.minimum(nucleus, limit), limit)
     return torch.where((limit > width) & ~is_whole, limit, kept).clamp(min=1)
-
-
-def _in_vocabulary_order(
-    rows: Tensor, ids: Tensor, weights: Tensor, kept: Tensor, settled: Tensor
-) -> Survivors:
-    places = torch.arange(ids.shape[1], device=ids.device)
-    weights = torch.where(places < kept[:, None], weights, 0.0)
-    if not bool(settled.all()):
-        rows, ids, weights = rows[settled], ids[settled], weights[settled]
-    ids, order = ids.sort(dim=-1)
-    return Survivors(rows, ids, weights.gather(1, order))

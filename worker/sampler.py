@@ -181,9 +181,8 @@ class Sampler:
             filtered = self._on_device(np.flatnonzero(is_filtered))
             logits, probability = logits[filtered], probability[filtered]
             number, index = number[filtered], index[filtered]
-        for left in survivors(logits, probability, self._filters_of(slots[is_filtered])):
-            column = first_above(left.weights, number[left.rows])
-            token[index[left.rows]] = left.ids.gather(1, column[:, None])[:, 0]
+        weights = survivors(logits, probability, self._filters_of(slots[is_filtered]))
+        token[index] = first_above(weights, number)
 
     def _filters_of(self, slots: Int32Array) -> Filters:
         return Filters(

@@ -29,12 +29,7 @@ def filters_of(rows: int, *, top_k: int = 0, top_p: float = 1.0, min_p: float = 
 
 
 def kept_weights(logits: torch.Tensor, asked: Filters) -> torch.Tensor:
-    """[R, V] the weights of all tokens, 0 where dropped."""
-    weights = torch.zeros_like(logits)
-    for left in survivors(logits, logits.softmax(dim=-1), asked):
-        assert bool((left.ids.diff(dim=-1) > 0).all()), "ids must rise"
-        weights[left.rows[:, None], left.ids] += left.weights
-    return weights
+    return survivors(logits, logits.softmax(dim=-1), asked)
 
 
 def random_logits(rows: int, seed: int, spread: float = 3.0) -> torch.Tensor:
@@ -106,11 +101,14 @@ def assert_same_tokens(
     for warper in warpers:
         expected = warper(torch.zeros(len(logits), 0, dtype=torch.long), expected)
 
-    weights = kept_weights(logits, asked)
+    for width in (128, filters.PREFIX_WIDTH):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(filters, "PREFIX_WIDTH", width)
+            weights = kept_weights(logits, asked)
 
-    assert torch.equal(weights > 0, expected > -torch.inf)
-    kept = weights / weights.sum(dim=-1, keepdim=True)
-    torch.testing.assert_close(kept, expected.softmax(dim=-1), rtol=1e-5, atol=0)
+        assert torch.equal(weights > 0, expected > -torch.inf)
+        kept = weights / weights.sum(dim=-1, keepdim=True)
+        torch.testing.assert_close(kept, expected.softmax(dim=-1), rtol=1e-5, atol=0)
 
 
 @settings(max_examples=50)
@@ -137,9 +135,9 @@ def test_ties_are_kept_by_lower_id_whatever_the_width_of_the_prefix(
         for row, weight in zip(logits.tolist(), weights.tolist(), strict=True)
     ]
 
-    for widths in ((), (1, 15), (4, 16)):
+    for width in (1, 4, 15, 16, 64):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(filters, "PREFIX_WIDTHS", widths)
+            patch.setattr(filters, "PREFIX_WIDTH", width)
             left = kept_weights(logits, asked)
 
         assert [row.nonzero()[:, 0].tolist() for row in left] == expected
@@ -153,6 +151,24 @@ def test_top_k_of_1_keeps_the_greedy_token_even_among_ties() -> None:
     weights = kept_weights(logits, filters_of(1, top_k=1))
 
     assert weights[0].nonzero().tolist() == [[20]]
+
+
+def test_of_equal_probabilities_the_higher_logit_stays() -> None:
+    """Close logits can have one probability in float32; top_k of 1 is still greedy."""
+    logits = torch.zeros(1, VOCAB_SIZE)
+    logits[0, [30, 20, 700]] = torch.tensor([1e-9, 2e-9, 3e-9])
+    assert len(logits.softmax(dim=-1).unique()) == 1
+
+    assert kept_weights(logits, filters_of(1, top_k=1))[0].nonzero().tolist() == [[700]]
+    assert kept_weights(logits, filters_of(1, top_k=4))[0].nonzero()[:, 0].tolist() == [
+        0, 20, 30, 700,
+    ]  # fmt: skip
+
+
+def test_the_tiniest_top_p_keeps_one_token() -> None:
+    weights = kept_weights(random_logits(4, seed=0), filters_of(4, top_p=5e-324))
+
+    assert (weights > 0).sum(dim=-1).tolist() == [1, 1, 1, 1]
 
 
 def test_tokens_ruled_out_before_do_not_come_back() -> None:
