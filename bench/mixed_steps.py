@@ -7,6 +7,7 @@ plot.
 """
 
 import argparse
+import itertools
 import random
 import statistics
 import threading
@@ -122,7 +123,7 @@ def run(mode: str, load: Load, args: argparse.Namespace) -> Figures:
             watch.stop()
     for watch in watches:
         during = [moment for moment in watch.times if started <= moment <= ended]
-        figures.itl_s += [b - a for a, b in zip(during, during[1:], strict=False)]
+        figures.itl_s += [b - a for a, b in itertools.pairwise(during)]
         figures.tokens += len(during)
     figures.tokens += sum(len(answer.outputs[0].token_ids) for answer in answers)
     figures.ttft_s = [a.metrics.ttft_s for a in answers if a.metrics.ttft_s is not None]
