@@ -38,20 +38,20 @@ class UnsupportedDevice(RuntimeError):
 
 
 class CudaOperations:
-    """`worker.ops.table.Operations` on one device. Keeps the plans of the current step."""
+    """`worker.ops.table.Operations` on the current device. Keeps the plans of the step."""
 
     name = "cuda"
 
-    def __init__(self, device: torch.device) -> None:
-        """Without a GPU, `device` is the CPU and Triton must be interpreting (tests).
+    def __init__(self) -> None:
+        """Without any GPU, Triton must be interpreting, and tensors are the CPU's (tests).
 
         Raises:
             UnsupportedDevice: the GPU is older than Ampere.
         """
         self._num_processors = 1
         self._plans: dict[int, DecodePlan] = {}
-        if device.type == "cuda":
-            properties = torch.cuda.get_device_properties(device)
+        if torch.cuda.is_available():
+            properties = torch.cuda.get_device_properties(torch.cuda.current_device())
             capability = (properties.major, properties.minor)
             if capability < MIN_CAPABILITY:
                 raise UnsupportedDevice(properties.name, capability)

@@ -1,4 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """silu(gate) * up of a fused projection."""
 
 import torch
@@ -16,8 +15,9 @@ def gated_silu_kernel(out, gate_up, stride, COLUMNS: tl.constexpr, WIDTH: tl.con
     inside = column < COLUMNS
     gate = tl.load(gate_up + row * stride + column, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * stride + COLUMNS + column, mask=inside, other=0.0)
-    # exp overflows to infinity for gates below -88, and the quotient is -0 then, as it should.
-    value = gate / (1.0 + tl.exp(-gate)) * up.to(tl.float32)
+    small = tl.exp(-tl.abs(gate))  # at most 1, where exp(-gate) would overflow
+    sigmoid = tl.where(gate >= 0.0, 1.0, small) / (1.0 + small)
+    value = gate * sigmoid * up.to(tl.float32)
     tl.store(out + row * COLUMNS + column, value, mask=inside)
 
 

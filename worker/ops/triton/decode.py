@@ -1,4 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """Attention of decodes, one query token per sequence, over parts of the paged context.
 
 A program takes a part of one sequence's context (`worker.ops.triton.splits`) and one K/V

@@ -1,4 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """Rows of one shard of the embedding, zeros for the other shards' tokens."""
 
 import torch

@@ -1,4 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """RMS norm of rows, alone and with the addition to the residual stream before it."""
 
 import torch

@@ -1,11 +1,10 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """Attention of prefill chunks, slices of several tokens, over paged K/V.
 
 A program takes a tile of consecutive query tokens of one slice with all query heads of one
 K/V head, and walks over the keys that any of them sees, so each key and value is read once
-for the whole tile. Keys are walked in tiles that begin at multiples of their size, whatever
-the chunk, so a token's result does not depend on its batch, nor on where the chunk was cut as
-long as it has two tokens. Slices of one token are left to `worker.ops.triton.decode`.
+for the whole tile. Tiles of queries are counted from the slice's start and tiles of keys from
+the sequence's, so neither a token's batch nor where its chunk was cut changes the order of its
+sums. Slices of one token are left to `worker.ops.triton.decode`.
 
 Source: Dao 2023 (arXiv:2307.08691), section 3; paged K/V, Kwon et al. 2023
 (arXiv:2309.06180).

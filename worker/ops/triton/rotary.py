@@ -1,4 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """Norms and rotates query and key heads, and writes K and V to their cells, in one pass."""
 
 import torch

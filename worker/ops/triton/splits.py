@@ -1,4 +1,3 @@
-# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """How one decode's context is cut into parts that separate programs attend to.
 
 Flash-decoding: a single query has too little work for a GPU unless many programs share its
