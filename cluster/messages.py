@@ -95,7 +95,8 @@ class Refusal(
 
     reason: str
     """One of: protocol (versions differ), unreadable (not one of our messages), no_hello
-    (spoke before its hello)."""
+    (spoke before its hello), too_slow (was cut off), no_tokenizer, stranger (a worker that is
+    not, or no longer, one of ours)."""
     message: str
 
 
@@ -134,7 +135,7 @@ class GroupStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_used_blocks: int = 0
     """Held by running sequences."""
     num_cached_blocks: int = 0
-    """Idle, with a prefix that can be reused."""
+    """Of a prefix that can be reused, whether held or idle."""
     num_steps: int = 0
     """Since this epoch began."""
     steps_per_s: float = 0.0
@@ -173,7 +174,7 @@ class Status(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="t
     engine_id: str
     model: str
     state: str
-    """starting, serving or stopping"""
+    """starting, serving, stopping or failed (no worker group is left)"""
     uptime_s: float
     num_clients: int = 0
     num_running: int = 0
@@ -235,6 +236,8 @@ class WorkerFailed(
     epoch: int
     rank: int
     message: str
+    key: str = ""
+    """As in `WorkerHello`, which has not been said when loading fails."""
     step: int = 0
     """The step it was computing; 0: none."""
 

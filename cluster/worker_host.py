@@ -176,6 +176,7 @@ class WorkerHost:
                     rank=launch.rank,
                     step=self._step,
                     message=text,
+                    key=launch.key,
                 )
             )
         except LinkLost as lost:

@@ -1,0 +1,486 @@
+"""The engine core's loop: receive, plan, dispatch, apply, reply.
+
+One thread owns both sockets and the scheduler. It sleeps until a message or a deadline comes,
+so that an idle engine uses no CPU. What it may do is decided elsewhere: by the scheduler, by
+the groups' state machines, and by the front desk for clients.
+"""
+
+import hmac
+import signal
+from collections.abc import Callable, Iterable
+
+from cluster.engine_launch import EngineLaunch
+from cluster.errors import PeerGone, WireError
+from cluster.front_desk import FrontDesk, is_worth_a_line
+from cluster.frontend.tokenizer_files import TokenizerFiles
+from cluster.groups import (
+    Instruction,
+    Lose,
+    Refuse,
+    RestartPolicy,
+    Serve,
+    SizePool,
+    Start,
+    WorkerGroup,
+)
+from cluster.lanes import Lane
+from cluster.links import EngineLinks
+from cluster.logs import EventLog
+from cluster.messages import (
+    FromEngine,
+    GenerationDefaults,
+    GroupLost,
+    GroupReady,
+    GroupStopped,
+    PoolSize,
+    Refusal,
+    ServerInfo,
+    Shutdown,
+    StartGroup,
+    Status,
+    Stop,
+    SupervisorHello,
+    ToEngine,
+    WorkerFailed,
+    WorkerHello,
+    WorkerReady,
+)
+from cluster.status import build_status
+from cluster.wire import FROM_ENGINE, PROTOCOL_VERSION, TO_ENGINE
+from scheduler.config import ModelLimits
+from scheduler.errors import ConfigError, ProtocolError
+from scheduler.journal import Journal
+from scheduler.outbox import Outgoing
+from scheduler.plan import StepResult
+from scheduler.request import Finish
+from scheduler.scheduler import Scheduler
+
+STUCK_WAIT_S = 0.01
+"""Pause before planning again when there was work but no plan."""
+
+
+class Engine:
+    """Serves until it is told to stop, or its supervisor is gone."""
+
+    def __init__(
+        self,
+        launch: EngineLaunch,
+        links: EngineLinks,
+        *,
+        tokenizer: TokenizerFiles | None,
+        end_ids: tuple[int, ...],
+        defaults: GenerationDefaults,
+        journal: Journal | None,
+        signals: Callable[[], list[signal.Signals]],
+        clock: Callable[[], float],
+        log: EventLog,
+    ) -> None:
+        self._launch = launch
+        self._links = links
+        self._end_ids, self._defaults = end_ids, defaults
+        self._tokenizer_digest = "" if tokenizer is None else tokenizer.digest
+        self._journal = journal
+        self._signals = signals
+        self._clock = clock
+        self._log = log
+        self._began = clock()
+        self._desk = FrontDesk(links.front, tokenizer, self.status, log)
+        self._scheduler: Scheduler | None = None
+        """Made when the first group says what the model is."""
+        self._groups = {group: self._new_group(group) for group in range(launch.num_groups)}
+        self._lanes: dict[int, Lane] = {}
+        self._group_by_peer: dict[bytes, int] = {}
+        self._supervisor: bytes | None = None
+        self._news: list[Outgoing] = []
+        self._stop_at: float | None = None
+        self._stop_message = ""
+        self._num_dropped = 0
+
+    def _new_group(self, group: int) -> WorkerGroup:
+        return WorkerGroup(
+            group,
+            self._launch.num_ranks,
+            start_timeout_s=self._launch.start_timeout_s,
+            policy=RestartPolicy(max_restarts=self._launch.max_restarts),
+            now=self._began,
+        )
+
+    # --- the loop ---
+
+    def run(self) -> None:
+        """Serve until stopped. One thread owns both sockets and the scheduler."""
+        while not self._is_done():
+            self._links.wait(self._idle_wait_s())
+            if signals := self._signals():
+                self.stop(f"the engine received {signals[0].name}")
+            now = self._clock()
+            self._receive(now)
+            self._desk.receive(now)
+            self._keep_time(now)
+            self._dispatch(now)
+            self._flush(now)
+        self._end()
+
+    def stop(self, message: str, drain_s: float = 0.0) -> None:
+        """Take no more requests; end when the running ones have, or after `drain_s`."""
+        now = self._clock()
+        if self._stop_at is None:
+            self._log.info("engine_stopping", reason=message, drain_s=drain_s)
+            self._stop_message = message
+            self._desk.close(message, drain_s, now)
+        self._stop_at = min(now + drain_s, self._stop_at or float("inf"))
+
+    def _is_done(self) -> bool:
+        if self._stop_at is None:
+            return False
+        is_idle = self._scheduler is None or self._scheduler.is_idle
+        return is_idle or not self._lanes or self._clock() >= self._stop_at
+
+    def _idle_wait_s(self) -> float | None:
+        """Until the next thing that time alone brings about; None: only a message wakes us."""
+        deadlines = [group.next_deadline for group in self._groups.values()]
+        deadlines += [self._step_deadline(lane) for lane in self._lanes.values()]
+        deadlines += [self._desk.next_deadline, self._stop_at]
+        if self._scheduler is not None:
+            deadlines.append(self._scheduler.next_deadline())
+            if self._is_stuck():
+                deadlines.append(self._clock() + STUCK_WAIT_S)
+        known = [deadline for deadline in deadlines if deadline is not None]
+        return max(0.0, min(known) - self._clock()) if known else None
+
+    def _is_stuck(self) -> bool:
+        """Whether there is work, but no answer will come that makes us plan again.
+
+        The scheduler may return no plan once although the next call would, for example when
+        it could only preempt.
+        """
+        assert self._scheduler is not None
+        return not any(lane.num_unanswered for lane in self._lanes.values()) and any(
+            self._scheduler.has_work(number) for number in self._lanes
+        )
+
+    def _step_deadline(self, lane: Lane) -> float | None:
+        return lane.deadline(self._launch.step_timeout_s)
+
+    def _keep_time(self, now: float) -> None:
+        for group in self._groups.values():
+            self._follow(group.tick(now), now)
+        for number, lane in list(self._lanes.items()):
+            deadline = self._step_deadline(lane)
+            if deadline is not None and now >= deadline:
+                step = lane.num_steps + 1
+                why = (
+                    f"step {step} was not answered within step_timeout_s="
+                    f"{self._launch.step_timeout_s:g}"
+                )
+                self._fail(number, lane.epoch, -1, why, now, step=step)
+        if self._scheduler is not None:
+            self._news += self._scheduler.expire(now)
+        self._desk.keep_time(now)
+
+    def _dispatch(self, now: float) -> None:
+        """Give each group that has room another plan, the same bytes to each rank."""
+        if self._scheduler is None:
+            return
+        for number, lane in list(self._lanes.items()):
+            while number in self._lanes and (plan := self._scheduler.plan(number, now)):
+                frame = FROM_ENGINE.encode(plan)
+                lane.sent(now)
+                for rank, peer in enumerate(lane.peers):
+                    if not self._send_frame(peer, frame):
+                        self._fail(
+                            number, lane.epoch, rank, "its connection ended", now, step=plan.step
+                        )
+                        break
+
+    def _flush(self, now: float) -> None:
+        news, self._news = self._news, []
+        self._desk.deliver(news, now)
+
+    # --- the back socket ---
+
+    def _receive(self, now: float) -> None:
+        for peer in self._links.back.departed():
+            self._note_departure(peer, now)
+        for peer, frame in self._links.back.receive():
+            try:
+                message = TO_ENGINE.decode(frame)
+            except WireError as error:
+                self._drop(str(error))
+                continue
+            self._take(peer, message, now)
+
+    def _take(self, peer: bytes, message: ToEngine, now: float) -> None:
+        if peer in self._group_by_peer:
+            self._take_from_worker(peer, message, now)
+        elif peer == self._supervisor:
+            self._take_from_supervisor(message, now)
+        else:
+            self._take_from_stranger(peer, message, now)
+
+    def _take_from_worker(self, peer: bytes, message: ToEngine, now: float) -> None:
+        number = self._group_by_peer[peer]
+        group = self._groups[number]
+        match message:
+            case StepResult():
+                self._apply(number, peer, message, now)
+            case WorkerReady():
+                self._follow(group.ready(peer, now), now)
+            case WorkerFailed():
+                self._fail_from(message, now)
+            case _:
+                self._drop(f"a worker of group {number} sent a {type(message).__name__}")
+
+    def _take_from_supervisor(self, message: ToEngine, now: float) -> None:
+        match message:
+            case WorkerFailed():
+                self._fail_from(message, now)
+            case GroupStopped(group=number, epoch=epoch) if number in self._groups:
+                self._follow(self._groups[number].stopped(epoch, now), now)
+            case Shutdown():
+                self.stop(message.message, message.drain_s)
+            case _:
+                self._drop(f"the supervisor sent a {type(message).__name__}")
+
+    def _take_from_stranger(self, peer: bytes, message: ToEngine, now: float) -> None:
+        """Only somebody with our key is no stranger any more."""
+        if isinstance(message, WorkerHello | SupervisorHello):
+            if message.protocol != PROTOCOL_VERSION:
+                self._refuse(
+                    peer,
+                    "protocol",
+                    f"the engine speaks protocol {PROTOCOL_VERSION}, this peer "
+                    f"{message.protocol}; install the same version of Stoker on every node",
+                )
+            elif message.engine_id != self._launch.engine_id or not self._knows_key(message.key):
+                self._refuse(peer, "stranger", "this is another engine than the one you look for")
+            elif isinstance(message, SupervisorHello):
+                self._supervisor = peer
+                self._log.debug("supervisor_came")
+            else:
+                self._greet(peer, message, now)
+        elif isinstance(message, WorkerFailed) and self._knows_key(message.key):
+            self._fail_from(message, now)
+        else:
+            self._drop(f"a stranger sent a {type(message).__name__}")
+
+    def _knows_key(self, key: str) -> bool:
+        return hmac.compare_digest(key.encode(), self._launch.key.encode())
+
+    def _greet(self, peer: bytes, hello: WorkerHello, now: float) -> None:
+        group = self._groups.get(hello.group)
+        if group is None:
+            self._refuse(peer, "stranger", f"there is no group {hello.group}")
+            return
+        self._log.info(
+            "worker_loaded",
+            group=hello.group,
+            epoch=hello.epoch,
+            rank=hello.rank,
+            host=hello.host,
+            pid=hello.pid,
+            num_blocks=hello.capacity.num_blocks,
+        )
+        self._group_by_peer[peer] = hello.group
+        self._follow(group.hello(peer, hello, now), now)
+
+    def _apply(self, number: int, peer: bytes, result: StepResult, now: float) -> None:
+        lane = self._lanes.get(number)
+        if self._scheduler is None or lane is None or peer != lane.peers[0]:
+            self._drop(f"a result for group {number} that it did not have to give")
+            return
+        try:
+            self._news += self._scheduler.apply(number, result, now)
+        except ProtocolError as error:
+            self._fail(number, lane.epoch, 0, str(error), now, step=result.step)
+            return
+        if result.epoch == lane.epoch:
+            lane.answered(now)
+
+    def _note_departure(self, peer: bytes, now: float) -> None:
+        if peer == self._supervisor:
+            self._supervisor = None
+            self.stop("the supervisor is gone")
+        number = self._group_by_peer.pop(peer, None)
+        if number is not None:
+            group = self._groups[number]
+            rank = group.rank_of(peer)
+            if rank is not None:
+                self._fail(number, group.epoch, rank, "its connection ended", now)
+
+    # --- groups ---
+
+    def _fail_from(self, failure: WorkerFailed, now: float) -> None:
+        self._fail(
+            failure.group, failure.epoch, failure.rank, failure.message, now, step=failure.step
+        )
+
+    def _fail(
+        self, number: int, epoch: int, rank: int, message: str, now: float, *, step: int = 0
+    ) -> None:
+        if number not in self._groups:
+            self._drop(f"news of group {number}, which does not exist")
+            return
+        self._log.warning(
+            "rank_failed", group=number, epoch=epoch, rank=rank, step=step, error=message
+        )
+        self._follow(self._groups[number].failed(epoch, rank, message, step=step, now=now), now)
+
+    def _follow(self, instructions: Iterable[Instruction], now: float) -> None:
+        """Do what a group's state machine asks for."""
+        for instruction in instructions:
+            match instruction:
+                case SizePool(peers=peers, num_blocks=num_blocks):
+                    for peer in peers:  # one that is gone is noticed as a departure
+                        self._send(peer, PoolSize(num_blocks))
+                case Serve():
+                    self._serve(instruction, now)
+                case Lose():
+                    self._lose(instruction, now)
+                case Start(group=number, epoch=epoch):
+                    self._tell_supervisor(StartGroup(number, epoch))
+                case Refuse(peer=peer, message=message):
+                    self._group_by_peer.pop(peer, None)
+                    self._refuse(peer, "stranger", message)
+
+    def _serve(self, ready: Serve, now: float) -> None:
+        group = self._groups[ready.group]
+        limits = ModelLimits(vocab_size=group.vocab_size, max_model_len=group.max_model_len)
+        try:
+            scheduler = self._scheduler_for(limits)
+            scheduler.add_group(ready.group, ready.epoch, ready.num_blocks, now)
+        except ConfigError as error:
+            self._fail(ready.group, ready.epoch, -1, str(error), now)
+            return
+        self._lanes[ready.group] = Lane(ready.epoch, group.peers)
+        self._log.info(
+            "group_ready", group=ready.group, epoch=ready.epoch, num_blocks=ready.num_blocks
+        )
+        self._tell_supervisor(
+            GroupReady(group=ready.group, epoch=ready.epoch, num_blocks=ready.num_blocks)
+        )
+        self._desk.open(scheduler, self._server_info(limits), now)
+
+    def _scheduler_for(self, limits: ModelLimits) -> Scheduler:
+        """The scheduler; all groups must serve the same model.
+
+        Raises:
+            ConfigError: this group serves another one.
+        """
+        if self._scheduler is None:
+            self._scheduler = Scheduler(self._launch.scheduler, limits, self._journal)
+        if self._scheduler.model != limits:
+            raise ConfigError(
+                f"this group serves a model with {limits}, the others one with "
+                f"{self._scheduler.model}. Give every node the same checkpoint"
+            )
+        return self._scheduler
+
+    def _server_info(self, limits: ModelLimits) -> ServerInfo:
+        return ServerInfo(
+            protocol=PROTOCOL_VERSION,
+            engine_id=self._launch.engine_id,
+            model=self._launch.model,
+            max_model_len=limits.max_model_len,
+            vocab_size=limits.vocab_size,
+            block_size=self._launch.scheduler.block_size,
+            max_num_seqs=self._launch.scheduler.max_num_seqs,
+            end_ids=self._end_ids,
+            tokenizer_digest=self._tokenizer_digest,
+            defaults=self._defaults,
+        )
+
+    def _lose(self, lost: Lose, now: float) -> None:
+        """Take a group's sequences back; if nobody is left to compute them, end them."""
+        self._log.error(
+            "group_lost",
+            group=lost.group,
+            epoch=lost.epoch,
+            rank=lost.rank,
+            step=lost.step,
+            restarts=lost.restarts,
+            error=lost.message,
+        )
+        if self._lanes.pop(lost.group, None) is not None:
+            assert self._scheduler is not None
+            self._scheduler.lose_group(lost.group, now)
+        for peer in [peer for peer, group in self._group_by_peer.items() if group == lost.group]:
+            del self._group_by_peer[peer]
+            self._send(peer, Stop(f"group {lost.group} was lost: {lost.message}"))
+        self._tell_supervisor(
+            GroupLost(
+                group=lost.group,
+                epoch=lost.epoch,
+                message=lost.message,
+                rank=lost.rank,
+                step=lost.step,
+                restarts=lost.restarts,
+            )
+        )
+        if not any(group.has_hope for group in self._groups.values()):
+            self._give_up(lost, now)
+
+    def _give_up(self, lost: Lose, now: float) -> None:
+        who = f"rank {lost.rank} of group {lost.group}" if lost.rank >= 0 else f"group {lost.group}"
+        when = f" at step {lost.step}" if lost.step else ""
+        why = f"no worker group is left: {who} failed{when}: {lost.message}"
+        self._desk.lack_workers(why)
+        if self._scheduler is not None:
+            self._news += self._scheduler.fail_waiting(why, now)
+
+    # --- sending ---
+
+    def _send(self, peer: bytes, message: FromEngine) -> bool:
+        return self._send_frame(peer, FROM_ENGINE.encode(message))
+
+    def _send_frame(self, peer: bytes, frame: bytes) -> bool:
+        try:
+            self._links.back.send(peer, frame)
+        except PeerGone as error:
+            self._log.debug("back_message_lost", error=error)
+            return False
+        return True
+
+    def _tell_supervisor(self, message: FromEngine) -> None:
+        if self._supervisor is not None:
+            self._send(self._supervisor, message)
+
+    def _refuse(self, peer: bytes, reason: str, message: str) -> None:
+        self._drop(message)
+        self._send(peer, Refusal(reason=reason, message=message))
+
+    def _drop(self, why: str) -> None:
+        self._num_dropped += 1
+        if is_worth_a_line(self._num_dropped):
+            self._log.warning("back_message_dropped", total=self._num_dropped, error=why)
+
+    # --- status and end ---
+
+    def status(self, now: float) -> Status:
+        """How everything is, for whoever asks."""
+        return build_status(
+            engine_id=self._launch.engine_id,
+            model=self._launch.model,
+            is_stopping=self._stop_at is not None,
+            uptime_s=now - self._began,
+            groups=self._groups.values(),
+            lanes=self._lanes,
+            stats=None if self._scheduler is None else self._scheduler.stats(),
+            desk=self._desk,
+            num_dropped=self._num_dropped
+            + self._desk.num_dropped
+            + self._links.front.num_malformed
+            + self._links.back.num_malformed,
+            now=now,
+        )
+
+    def _end(self) -> None:
+        """Tell everybody; the sockets are closed by whoever opened them."""
+        now = self._clock()
+        if self._scheduler is not None:
+            live = [sequence.serial for sequence in self._scheduler.live.values()]
+            self._news += self._scheduler.end_early(live, Finish.ABORT, self._stop_message, now)
+        self._flush(now)
+        for peer in self._group_by_peer:
+            self._send(peer, Stop(self._stop_message))
+        self._log.info("engine_stopped", num_aborted=len(live) if self._scheduler else 0)

@@ -1,0 +1,53 @@
+"""What the engine process is told when it starts, and what it says when it listens."""
+
+import msgspec
+from msgspec import Struct
+
+from scheduler.config import SchedulerConfig
+
+
+class EngineLaunch(Struct, frozen=True, kw_only=True):
+    """All that the engine core knows of the outside. It imports neither torch nor ray."""
+
+    engine_id: str
+    key: str
+    """Shown by workers and the supervisor in their hello; clients do not know it."""
+    model: str
+    """The name that clients see."""
+    model_dir: str
+    front_address: str
+    back_address: str
+    num_groups: int
+    num_ranks: int
+    """Of each group."""
+    scheduler: SchedulerConfig
+    start_timeout_s: float = 300.0
+    step_timeout_s: float = 60.0
+    peer_timeout_s: float = 10.0
+    last_words_s: float = 1.0
+    """How long the last messages may take to leave when the engine ends."""
+    max_restarts: int = 0
+    client_queue: int = 1000
+    curve_public_key: str = ""
+    curve_secret_key: str = ""
+    """With both, tcp:// sockets are encrypted."""
+    journal: str = ""
+    log_level: str = "info"
+
+
+class EngineListens(Struct, frozen=True, kw_only=True, tag_field="type", tag="listens"):
+    """The engine's sockets are bound; one line of JSON on its standard output."""
+
+    front_address: str
+    back_address: str
+
+
+class EngineRefuses(Struct, frozen=True, kw_only=True, tag_field="type", tag="refuses"):
+    """The engine cannot start, for example because a port is in use."""
+
+    message: str
+
+
+def encode_line(message: Struct) -> bytes:
+    """A message as one line of JSON."""
+    return msgspec.json.encode(message) + b"\n"

@@ -1,0 +1,139 @@
+"""The main of the engine core's process: `python -m cluster.engine_main PARENT_PID < launch`.
+
+It binds both sockets first and says so in one line of JSON on standard output; everything
+else goes to the log on standard error.
+"""
+
+import signal
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from cluster.engine import Engine
+from cluster.engine_launch import EngineLaunch, EngineListens, EngineRefuses, encode_line
+from cluster.errors import AddressError
+from cluster.frontend.tokenizer_files import (
+    TokenizerDamaged,
+    TokenizerFiles,
+    TokenizerNotFound,
+    files_of,
+)
+from cluster.generation import GenerationFileDamaged, read_generation
+from cluster.journal_file import JournalFile
+from cluster.links import Curve, EngineLinks, LinkLimits
+from cluster.logs import EventLog, show_events
+from cluster.orphans import die_with_parent
+from cluster.wakeup import SignalPipe
+from cluster.wire import FROM_CLIENT, TO_ENGINE
+
+
+def main() -> int:
+    """Serve until the end; the exit code."""
+    die_with_parent(int(sys.argv[1]), signal.SIGTERM)
+    signals = SignalPipe((signal.SIGTERM, signal.SIGINT))
+    try:
+        launch = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineLaunch)
+    except msgspec.DecodeError as error:
+        print(f"no launch on standard input: {error}", file=sys.stderr)
+        return 2
+    show_events("engine", launch.log_level)
+    log = EventLog("engine")
+    try:
+        links = open_links(launch)
+    except AddressError as error:
+        return _refuse(error)
+    try:
+        links.wake_on(signals.fd)
+        engine, journal = build_engine(launch, links, signals, log)
+    except (TokenizerDamaged, GenerationFileDamaged, OSError) as error:
+        links.close(linger_s=0.0)
+        return _refuse(error)
+    _say(EngineListens(front_address=links.front.address, back_address=links.back.address))
+    log.info("engine_listens", front=links.front.address, back=links.back.address)
+    try:
+        engine.run()
+    finally:
+        links.close(linger_s=launch.last_words_s)
+        if journal is not None:
+            journal.close()
+    return 0
+
+
+def open_links(launch: EngineLaunch) -> EngineLinks:
+    """Bind both sockets.
+
+    Raises:
+        AddressError: one cannot be bound.
+    """
+    curve = None
+    if launch.curve_secret_key:
+        curve = Curve(public=launch.curve_public_key, secret=launch.curve_secret_key)
+    return EngineLinks(
+        launch.front_address,
+        launch.back_address,
+        front_limits=LinkLimits(
+            max_message_bytes=FROM_CLIENT.max_bytes,
+            queue_messages=launch.client_queue,
+            peer_timeout_s=launch.peer_timeout_s,
+        ),
+        back_limits=LinkLimits(
+            max_message_bytes=TO_ENGINE.max_bytes, peer_timeout_s=launch.peer_timeout_s
+        ),
+        curve=curve,
+    )
+
+
+def build_engine(
+    launch: EngineLaunch, links: EngineLinks, signals: SignalPipe, log: EventLog
+) -> tuple[Engine, JournalFile | None]:
+    """The engine, with what the model's directory says.
+
+    Raises:
+        TokenizerDamaged, GenerationFileDamaged: a file of the model cannot be read.
+        OSError: the journal cannot be written.
+    """
+    model_dir = Path(launch.model_dir)
+    end_ids, defaults = read_generation(model_dir)
+    log.info("generation_defaults", model=launch.model, end_ids=end_ids, **_given(defaults))
+    journal = JournalFile(Path(launch.journal), log) if launch.journal else None
+    engine = Engine(
+        launch,
+        links,
+        tokenizer=_tokenizer_of(model_dir, log),
+        end_ids=end_ids,
+        defaults=defaults,
+        journal=None if journal is None else journal.write,
+        signals=signals.read,
+        clock=time.monotonic,
+        log=log,
+    )
+    return engine, journal
+
+
+def _given(defaults: Struct) -> dict[str, object]:
+    return {k: v for k, v in msgspec.structs.asdict(defaults).items() if v is not None}
+
+
+def _tokenizer_of(model_dir: Path, log: EventLog) -> TokenizerFiles | None:
+    try:
+        return files_of(model_dir)
+    except TokenizerNotFound as error:
+        log.warning("no_tokenizer", error=error)
+        return None
+
+
+def _refuse(error: Exception) -> int:
+    _say(EngineRefuses(message=str(error)))
+    return 1
+
+
+def _say(message: Struct) -> None:
+    sys.stdout.buffer.write(encode_line(message))
+    sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

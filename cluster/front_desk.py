@@ -1,0 +1,212 @@
+"""What the engine says to clients: hellos, requests, news, and its own opening and closing.
+
+The desk judges nothing about a request but whether it can be read and whether the engine takes
+requests now; the rest is the scheduler's.
+"""
+
+from collections.abc import Callable, Iterable
+
+from cluster.clients import Clients
+from cluster.errors import WireError
+from cluster.frontend.tokenizer_files import TokenizerFiles
+from cluster.links import ServerLink
+from cluster.logs import EventLog
+from cluster.messages import (
+    ClientHello,
+    EngineStarting,
+    EngineStopping,
+    FromClient,
+    Refusal,
+    ServerInfo,
+    Status,
+    StatusRequest,
+    ToClient,
+    TokenizerRequest,
+)
+from cluster.wire import FROM_CLIENT, PROTOCOL_VERSION, TO_CLIENT, handle_of
+from scheduler.outbox import Outgoing
+from scheduler.request import Abort, Rejection, Request
+from scheduler.scheduler import Scheduler
+
+
+def is_worth_a_line(total: int) -> bool:
+    """The 1st, 2nd, 4th, 8th, … of a kind, so that a flood of them does not flood the log."""
+    return total & (total - 1) == 0
+
+
+_LOADING = "the model is being loaded; requests are taken when it is"
+
+
+class FrontDesk:
+    """The front socket's side of the engine."""
+
+    def __init__(
+        self,
+        link: ServerLink,
+        tokenizer: TokenizerFiles | None,
+        status: Callable[[float], Status],
+        log: EventLog,
+    ) -> None:
+        self._link = link
+        self._tokenizer_frame = None if tokenizer is None else TO_CLIENT.encode(tokenizer)
+        self._status = status
+        self._log = log
+        self.clients = Clients(link, log)
+        self.num_dropped = 0
+        """Messages that could not be read, or came from peers without a hello."""
+        self.prompt_tokens = 0
+        """Of requests that were accepted."""
+        self._scheduler: Scheduler | None = None
+        self._info: ServerInfo | None = None
+        self._stopping: EngineStopping | None = None
+        self._no_workers = ""
+
+    # --- what the engine does with it ---
+
+    def open(self, scheduler: Scheduler, info: ServerInfo, now: float) -> None:
+        """Requests are taken from now on; clients who came early are told."""
+        is_news = self._info != info or self._no_workers != ""
+        self._scheduler, self._info, self._no_workers = scheduler, info, ""
+        if is_news:
+            self._tell_all(info, now)
+
+    def lack_workers(self, why: str) -> None:
+        """Refuse requests, since no group is left or will come."""
+        self._no_workers = why
+
+    def close(self, message: str, drain_s: float, now: float) -> None:
+        """Take no more requests; those that were taken go on."""
+        self._stopping = EngineStopping(message=message, drain_s=drain_s)
+        self._tell_all(self._stopping, now)
+
+    def receive(self, now: float) -> None:
+        """Take in who left and what was sent."""
+        for peer in self._link.departed():
+            self._forget(self.clients.left(peer), now)
+        for peer, frame in self._link.receive():
+            try:
+                message = FROM_CLIENT.decode(frame)
+            except WireError as error:
+                self._refuse_unreadable(peer, frame, error)
+            else:
+                self._take(peer, message, now)
+
+    def deliver(self, news: Iterable[Outgoing], now: float) -> None:
+        """Send each client its batch; one who cannot take it loses its requests."""
+        for outgoing in news:
+            self._send(outgoing.client, outgoing.batch, now)
+
+    @property
+    def next_deadline(self) -> float | None:
+        return self.clients.next_deadline
+
+    def keep_time(self, now: float) -> None:
+        self.clients.say_farewell(now)
+
+    # --- messages ---
+
+    def _take(self, peer: bytes, message: FromClient, now: float) -> None:
+        if isinstance(message, ClientHello):
+            self._greet(peer, message, now)
+            return
+        client = self.clients.number_of(peer)
+        if client is None:
+            self._refuse(peer, "no_hello", "say ClientHello first; if you did, you were cut off")
+            return
+        match message:
+            case Request():
+                self._submit(client, message, now)
+            case Abort():
+                if self._scheduler is not None:
+                    self._scheduler.abort(client, message.handle.tolist(), now)
+            case StatusRequest():
+                self._send(client, self._status(now), now)
+            case TokenizerRequest():
+                self._send_tokenizer(peer)
+
+    def _greet(self, peer: bytes, hello: ClientHello, now: float) -> None:
+        if hello.protocol != PROTOCOL_VERSION:
+            self._refuse(
+                peer,
+                "protocol",
+                f"the engine speaks protocol {PROTOCOL_VERSION}, the client {hello.protocol}; "
+                "install the same version of Stoker on both sides",
+            )
+            return
+        self._forget(self.clients.number_of(peer), now)  # a second hello begins anew
+        client = self.clients.greet(peer, hello.label)
+        answer: ToClient = EngineStarting(message=_LOADING)
+        if self._stopping is not None:
+            answer = self._stopping
+        elif self._info is not None:
+            answer = self._info
+        self._send(client, answer, now)
+
+    def _submit(self, client: int, request: Request, now: float) -> None:
+        rejection = self._why_closed(request.handle)
+        if rejection is None:
+            assert self._scheduler is not None
+            rejection = self._scheduler.submit(request, client, now)
+        if rejection is None:
+            self.prompt_tokens += len(request.prompt)
+            return
+        self._log.debug(
+            "request_refused", client=client, handle=request.handle, reason=rejection.reason
+        )
+        self._send(client, rejection, now)
+
+    def _why_closed(self, handle: int) -> Rejection | None:
+        if self._stopping is not None:
+            return Rejection(handle=handle, reason="shutting_down", message=self._stopping.message)
+        if self._no_workers:
+            return Rejection(handle=handle, reason="no_workers", message=self._no_workers)
+        if self._scheduler is None:
+            return Rejection(
+                handle=handle, reason="no_workers", message=_LOADING, retry_after_s=1.0
+            )
+        return None
+
+    def _send_tokenizer(self, peer: bytes) -> None:
+        if self._tokenizer_frame is None:
+            self.clients.answer(
+                peer,
+                Refusal(
+                    reason="no_tokenizer",
+                    message="the model's directory holds no tokenizer; send token ids",
+                ),
+            )
+        else:
+            self.clients.answer_frame(peer, self._tokenizer_frame)
+
+    def _refuse(self, peer: bytes, reason: str, message: str) -> None:
+        self._count_dropped(reason, message)
+        self.clients.answer(peer, Refusal(reason=reason, message=message))
+
+    def _refuse_unreadable(self, peer: bytes, frame: bytes, error: WireError) -> None:
+        """A request with a bad field is refused as itself, anything else as no message."""
+        handle = handle_of(frame)
+        if handle is None or self.clients.number_of(peer) is None:
+            self._refuse(peer, "unreadable", str(error))
+            return
+        self._count_dropped("invalid", str(error))
+        self.clients.answer(peer, Rejection(handle=handle, reason="invalid", message=str(error)))
+
+    def _count_dropped(self, reason: str, message: str) -> None:
+        self.num_dropped += 1
+        if is_worth_a_line(self.num_dropped):
+            self._log.warning(
+                "front_message_dropped", total=self.num_dropped, reason=reason, error=message
+            )
+
+    def _send(self, client: int, message: ToClient, now: float) -> None:
+        if not self.clients.send(client, message, now):
+            self._forget(client, now)
+
+    def _tell_all(self, message: ToClient, now: float) -> None:
+        for client in self.clients.numbers:
+            self._send(client, message, now)
+
+    def _forget(self, client: int | None, now: float) -> None:
+        """Drop every request of a client that is gone."""
+        if client is not None and self._scheduler is not None:
+            self._scheduler.abort_client(client, now)
