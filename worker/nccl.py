@@ -26,7 +26,8 @@ class NcclCommunicator:
     """One rank of a group of GPUs, one each. A process can be in one such group at a time.
 
     Every collective is queued on the current stream and returns at once. One that does not end
-    within the time limit ends the process: NCCL cannot be interrupted otherwise.
+    within the time limit ends the process: NCCL cannot be interrupted otherwise. Before a shape
+    is captured in a graph it must have run once, so that NCCL has made what it needs for it.
     """
 
     def __init__(
@@ -98,7 +99,8 @@ class NcclCommunicator:
                 f"{list(widths)} but brings a tensor of shape {list(tensor.shape)}"
             )
         widest = max(widths)  # NCCL gathers equal shapes only
-        padded = functional.pad(tensor, (0, widest - tensor.shape[1])).contiguous()
+        missing = widest - tensor.shape[1]
+        padded = (functional.pad(tensor, (0, missing)) if missing else tensor).contiguous()
         if self.rank != 0:
             dist.gather(padded, dst=0)
             return None
@@ -125,7 +127,8 @@ class NcclCommunicator:
     def _reduce_by_shares(self, flat: Tensor) -> None:
         """Sum one share of `flat` here, then take the other shares' sums."""
         share = -(-flat.numel() // self.size)
-        outgoing = functional.pad(flat, (0, share * self.size - flat.numel()))
+        missing = share * self.size - flat.numel()
+        outgoing = functional.pad(flat, (0, missing)) if missing else flat
         incoming = torch.empty_like(outgoing)
         dist.all_to_all_single(incoming, outgoing)
         own = _sum_rows(incoming.view(self.size, share)).to(flat.dtype)

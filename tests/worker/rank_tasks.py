@@ -54,7 +54,7 @@ def listen_here(rank: int) -> int:
 def connect(
     kind: str, rank: int, size: int, meeting: MeetingPoint, timeout_s: float = TIMEOUT_S
 ) -> Communicator:
-    """One of the communicators; "torch" is NCCL's class on torch's gloo backend."""
+    """One of the communicators; "torch" is NCCL's class on torch's gloo backend, on the CPU."""
     if kind == "shared":
         return SharedMemoryCommunicator(
             meeting.name,
@@ -85,10 +85,10 @@ def connect(
         store,
         rank=rank,
         size=size,
-        device=torch.device("cpu"),
+        device=torch.device("cuda", rank) if kind == "nccl" else torch.device("cpu"),
         start_timeout_s=START_TIMEOUT_S,
         timeout_s=timeout_s,
-        backend="gloo",
+        backend="nccl" if kind == "nccl" else "gloo",
     )
 
 
@@ -210,6 +210,62 @@ def check_every_half(rank: int, size: int, kind: str, meeting: MeetingPoint) -> 
             numbers = ~expected.isnan()
             assert_same_bits(summed[numbers], expected[numbers], f"pairs of {dtype}")
             assert summed[~numbers].isnan().all()
+
+
+def check_gpu_collectives(rank: int, size: int, meeting: MeetingPoint) -> None:
+    """Sums, gathers and broadcasts on GPUs, at once and in replays of a captured graph."""
+    device = torch.device("cuda", rank)
+    torch.cuda.set_device(device)
+    widths = [100 + r for r in range(size)]
+    with closing(connect("nccl", rank, size, meeting)) as communicator:
+        for dtype in DTYPES:
+            for count in (576, 300_000):
+                given = part_of(rank, 0, (count,), dtype).to(device)
+                communicator.all_reduce(given.clone())
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    captured = communicator.all_reduce(given.clone())
+                for seed in range(3):
+                    parts = [part_of(r, seed, (count,), dtype) for r in range(size)]
+                    given.copy_(parts[rank])
+                    at_once = communicator.all_reduce(given.clone())
+                    graph.replay()
+                    for summed in (at_once, captured):
+                        assert_same_bits(summed.cpu(), sum_in_order(parts), f"{count} x {dtype}")
+            parts = [part_of(r, 1, (5, widths[r]), dtype) for r in range(size)]
+            whole = communicator.gather_columns(parts[rank].to(device), widths)
+            if whole is not None:
+                assert_same_bits(whole.cpu(), torch.cat(parts, dim=1), f"gather of {dtype}")
+        told = torch.arange(32, device=device)
+        heard = communicator.broadcast(told.clone() if rank == 0 else torch.zeros_like(told))
+        assert_same_bits(heard.cpu(), told.cpu(), "broadcast")
+
+
+def sum_in_any_order(rank: int, size: int, meeting: MeetingPoint) -> list[float]:
+    """What ranks 1, 2, ... sum to, by the class for GPUs with sums left to the backend."""
+    store = open_store(
+        meeting.host,
+        meeting.port,
+        rank=rank,
+        size=size,
+        timeout_s=START_TIMEOUT_S,
+        listener=_listeners.pop(meeting.port, None),
+    )
+    communicator = NcclCommunicator(
+        store,
+        rank=rank,
+        size=size,
+        device=torch.device("cpu"),
+        start_timeout_s=START_TIMEOUT_S,
+        timeout_s=TIMEOUT_S,
+        sums_in_rank_order=False,
+        backend="gloo",
+    )
+    with closing(communicator):
+        numbers: list[float] = communicator.all_reduce(
+            torch.tensor([1.0, 2.0]) * (rank + 1)
+        ).tolist()
+        return numbers
 
 
 def check_agreement(rank: int, size: int, first: MeetingPoint, second: MeetingPoint) -> None:
