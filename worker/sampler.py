@@ -8,7 +8,9 @@ step of it computes each row in the same order of operations whatever else is in
 so the same logits give the same token, bit for bit.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +28,23 @@ from worker.ranking import LARGEST, BadLogits, leaders
 NO_LOGPROBS = -1
 
 
+class Draws(Protocol):
+    """What a device's own kernel chose, such as `worker.ops.triton.sampling.draw`."""
+
+    @property
+    def token(self) -> Tensor:
+        """[R] int64"""
+
+    @property
+    def best(self) -> Tensor:
+        """[R] the largest logit; NaN if the row holds one"""
+
+
+Draw: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Draws]
+"""(logits [R, V], then [R] each: temperature, 0 for greedy; top_k, which many ids have a finite
+logit, or V; top_p; min_p; seed; position) to one token per row, as this module defines it."""
+
+
 @dataclass(frozen=True, slots=True)
 class SampledRows:
     """The tokens of one step, in the order of the logits' rows."""
@@ -39,12 +58,20 @@ class SampledRows:
 class Sampler:
     """The sampling parameters of all slots, as columns, and what is kept of their past.
 
-    The columns are on the host: a step gathers the rows it needs and sends those alone.
+    The columns are on the host: a step gathers the rows it needs and sends those alone. With
+    `draw`, a device's own kernel takes the step from edited logits to tokens; else torch does.
     """
 
-    def __init__(self, max_num_seqs: int, vocab_size: int, device: str | torch.device) -> None:
+    def __init__(
+        self,
+        max_num_seqs: int,
+        vocab_size: int,
+        device: str | torch.device,
+        draw: Draw | None = None,
+    ) -> None:
         self._vocab_size = vocab_size
         self._device = torch.device(device)
+        self._draw_on_device = draw
         self._is_held = np.zeros(max_num_seqs, dtype=np.bool_)
         self._seed = np.zeros(max_num_seqs, dtype=np.int64)
         self._is_greedy = np.ones(max_num_seqs, dtype=np.bool_)
@@ -61,20 +88,18 @@ class Sampler:
         """Take over the parameters of the sequence that now has the slot."""
         slot, asked = admission.slot, admission.sampling
         assert not self._is_held[slot], f"slot {slot} is admitted twice"
-        assert asked.seed is not None, f"the sequence of slot {slot} has no seed"
+        assert asked.seed is not None or asked.is_greedy, f"slot {slot} draws without a seed"
         self._is_held[slot] = True
-        self._seed[slot] = asked.seed
+        self._seed[slot] = 0 if asked.seed is None else asked.seed
         self._is_greedy[slot] = asked.is_greedy
         self._num_logprobs[slot] = NO_LOGPROBS if asked.logprobs is None else asked.logprobs
         edits = SequenceEdits(admission)
         self._edited_until[slot] = edits.active_until
         if edits.active_until:
             self._edits[slot] = edits
-        if asked.is_greedy:
-            return
         top_k = min(asked.top_k or self._vocab_size, self._vocab_size)
         self._is_filtered[slot] = top_k < self._vocab_size or asked.top_p < 1.0 or asked.min_p > 0.0
-        self._temperature[slot] = asked.temperature
+        self._temperature[slot] = 0.0 if asked.is_greedy else asked.temperature
         self._top_k[slot] = top_k
         self._top_p[slot] = asked.top_p
         self._min_p[slot] = asked.min_p
@@ -83,8 +108,12 @@ class Sampler:
         """Forget the sequence that had the slot."""
         assert self._is_held[slot], f"slot {slot} is released but not held"
         self._is_held[slot] = False
-        self._is_filtered[slot] = False
         self._edits.pop(slot, None)
+
+    @property
+    def num_edited(self) -> int:
+        """Admitted sequences of which something is kept beyond the columns."""
+        return len(self._edits)
 
     def sample(
         self,
@@ -109,80 +138,97 @@ class Sampler:
         """
         assert logits.shape == (len(slots), self._vocab_size), f"logits are {logits.shape}"
         assert bool(self._is_held[slots].all()), f"some of slots {slots} are not admitted"
-        best, token = leaders(logits)
-        dead = self._check(best, slots)
         is_edited = positions < self._edited_until[slots]
-        is_drawn = ~self._is_greedy[slots] & ~dead
-        self._draw(token, logits, np.flatnonzero(is_drawn & ~is_edited), slots, positions)
-        if is_edited.any():
-            edited_rows = np.flatnonzero(is_edited)
-            self._choose_edited(token, logits, edited_rows, slots, positions, history)
+        if not is_edited.any():
+            best, token = self._choose(logits, slots, positions)
+            self._check(best, slots)
+        else:
+            self._check(logits.amax(dim=-1), slots)
+            token = torch.empty(len(slots), dtype=torch.int64, device=logits.device)
+            plain, edited = np.flatnonzero(~is_edited), np.flatnonzero(is_edited)
+            if len(plain):
+                index = self._on_device(plain)
+                own = logits.index_select(0, index)
+                token[index] = self._choose(own, slots[plain], positions[plain])[1]
+            index = self._on_device(edited)
+            token[index] = self._choose_edited(
+                logits.index_select(0, index), slots[edited], positions[edited], history
+            )
         rows = np.arange(len(slots), dtype=np.int32) if rows is None else rows
         return SampledRows(token, self._score(logits, token, slots, positions, rows))
 
-    def _check(self, best: Tensor, slots: Int32Array) -> npt.NDArray[np.bool_]:
-        """Refuse rows that cannot be used; return which rows rule out every token."""
+    def _check(self, best: Tensor, slots: Int32Array) -> None:
+        """Refuse rows whose largest logit says that they cannot be sampled from."""
         values = best.cpu().numpy()
-        dead = np.isneginf(values)
-        is_bad = ~(np.abs(values) < LARGEST) & ~dead
+        is_bad = ~(np.abs(values) < LARGEST) & ~np.isneginf(values)
         if is_bad.any():
             raise BadLogits(tuple(slots[is_bad].tolist()), tuple(values[is_bad].tolist()))
-        return dead
 
     def _choose_edited(
-        self,
-        token: Tensor,
-        logits: Tensor,
-        rows: npt.NDArray[np.int64],
-        slots: Int32Array,
-        positions: Int32Array,
-        history: Int32Array,
-    ) -> None:
-        """Set `token[rows]`, the rows whose logits are changed before the choice."""
-        slots, positions = slots[rows], positions[rows]
+        self, logits: Tensor, slots: Int32Array, positions: Int32Array, history: Int32Array
+    ) -> Tensor:
+        """[R] the tokens of rows whose logits are changed before the choice."""
         sequences = [self._edits[slot] for slot in slots.tolist()]
-        index = self._on_device(rows)
-        edited = logits.index_select(0, index)
+        edited = logits.clone()
         edit(edited, sequences, positions.tolist(), [history[slot] for slot in slots])
-        best, chosen = leaders(edited)
-        dead = self._check(best, slots)
-        for row in np.flatnonzero(dead).tolist():
-            chosen[row] = fallback(logits[rows[row]], sequences[row].allowed)
-        is_drawn = ~self._is_greedy[slots] & ~dead
-        self._draw(chosen, edited, np.flatnonzero(is_drawn), slots, positions)
-        token[index] = chosen
+        best, token = self._choose(edited, slots, positions)
+        self._check(best, slots)
+        for row in torch.isneginf(best).nonzero()[:, 0].tolist():
+            token[row] = fallback(logits[row], sequences[row].allowed)
+        return token
 
-    def _draw(
-        self,
-        token: Tensor,
-        logits: Tensor,
-        rows: npt.NDArray[np.int64],
-        slots: Int32Array,
-        positions: Int32Array,
-    ) -> None:
-        """Set `token[rows]` by chance; every such row has a finite largest logit."""
-        if not len(rows):
-            return
-        slots = slots[rows]
-        number = self._on_device(uniform(self._seed[slots], positions[rows]))
-        index = self._on_device(rows)
-        if len(rows) < len(logits):
-            logits = logits.index_select(0, index)
+    def _choose(
+        self, logits: Tensor, slots: Int32Array, positions: Int32Array
+    ) -> tuple[Tensor, Tensor]:
+        """[R] the largest logits, and [R] the tokens; of a row without a finite logit, id 0."""
+        if self._draw_on_device is not None:
+            return self._choose_on_device(self._draw_on_device, logits, slots, positions)
+        best, token = leaders(logits)
+        is_drawn = ~self._is_greedy[slots] & np.isfinite(best.cpu().numpy())
+        if is_drawn.all():
+            token = self._drawn(logits, slots, positions)
+        elif is_drawn.any():
+            rows = np.flatnonzero(is_drawn)
+            index = self._on_device(rows)
+            token[index] = self._drawn(logits.index_select(0, index), slots[rows], positions[rows])
+        return best, token
+
+    def _choose_on_device(
+        self, draw: Draw, logits: Tensor, slots: Int32Array, positions: Int32Array
+    ) -> tuple[Tensor, Tensor]:
+        asked = self._filters_of(slots)
+        top_k = asked.top_k
+        if (self._top_k[slots] < self._vocab_size).any():
+            possible = (logits > -torch.inf).sum(dim=-1).clamp(min=1)
+            top_k = torch.where(top_k < self._vocab_size, torch.minimum(top_k, possible), top_k)
+        drawn = draw(
+            logits,
+            self._on_device(self._temperature[slots]).float(),
+            top_k,
+            asked.top_p,
+            asked.min_p,
+            self._on_device(self._seed[slots]),
+            self._on_device(positions.astype(np.int64)),
+        )
+        return drawn.best, drawn.token
+
+    def _drawn(self, logits: Tensor, slots: Int32Array, positions: Int32Array) -> Tensor:
+        """[R] tokens chosen by chance; every row has a finite largest logit."""
+        number = self._on_device(uniform(self._seed[slots], positions))
         temperature = self._on_device(self._temperature[slots]).to(logits.dtype)
-        probability = torch.softmax(logits / temperature[:, None], dim=-1)
-
+        weights = torch.softmax(logits / temperature[:, None], dim=-1)
         is_filtered = self._is_filtered[slots]
-        if not is_filtered.all():
-            plain = self._on_device(np.flatnonzero(~is_filtered))
-            token[index[plain]] = first_above(probability[plain], number[plain])
-        if not is_filtered.any():
-            return
-        if not is_filtered.all():
-            filtered = self._on_device(np.flatnonzero(is_filtered))
-            logits, probability = logits[filtered], probability[filtered]
-            number, index = number[filtered], index[filtered]
-        weights = survivors(logits, probability, self._filters_of(slots[is_filtered]))
-        token[index] = first_above(weights, number)
+        if is_filtered.all():
+            weights = survivors(logits, weights, self._filters_of(slots))
+        elif is_filtered.any():
+            rows = np.flatnonzero(is_filtered)
+            index = self._on_device(rows)
+            weights[index] = survivors(
+                logits.index_select(0, index),
+                weights.index_select(0, index),
+                self._filters_of(slots[rows]),
+            )
+        return first_above(weights, number)
 
     def _filters_of(self, slots: Int32Array) -> Filters:
         return Filters(

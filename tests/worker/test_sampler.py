@@ -383,6 +383,7 @@ def test_a_slot_keeps_nothing_of_the_sequence_before() -> None:
     for params in FEATURES:
         sampler.admit(admission(0, replace(params, logprobs=5, seed=3)))
         sampler.release(0)
+        assert sampler.num_edited == 0
     sampler.admit(admission(0, SamplingParams(temperature=0)))
 
     found = sampler.sample(logits[None], int32([0]), int32([7]), log_of([best] * 7, 1))
@@ -531,3 +532,15 @@ def test_an_empty_step_samples_nothing() -> None:
 
     assert found.token.tolist() == []
     assert found.logprobs is None
+
+
+def test_misuse_of_slots_is_found() -> None:
+    sampler = Sampler(2, 10, "cpu")
+    sampler.admit(admission(0, SamplingParams()))
+
+    with pytest.raises(AssertionError, match="slot 0 is admitted twice"):
+        sampler.admit(admission(0, SamplingParams()))
+    with pytest.raises(AssertionError, match="slot 1 is released but not held"):
+        sampler.release(1)
+    with pytest.raises(AssertionError, match="not admitted"):
+        sampler.sample(torch.zeros(1, 10), int32([1]), int32([4]), log_of(PROMPT, 2))
