@@ -114,11 +114,11 @@ class Engine:
             if signals := self._signals():
                 self.stop(f"the engine received {signals[0].name}")
             now = self._clock()
-            self._receive(now)
-            self._desk.receive(now)
             self._keep_time(now)
-            self._dispatch(now)
-            self._flush(now)
+            for receive in (self._receive, self._desk.receive):
+                receive(now)
+                self._dispatch(now)  # first the workers, who must not wait
+                self._flush(now)
         self._end()
 
     def stop(self, message: str, drain_s: float = 0.0) -> None:
@@ -187,11 +187,11 @@ class Engine:
                 frame = FROM_ENGINE.encode(plan)
                 lane.sent(now)
                 for rank, peer in enumerate(lane.peers):
-                    if not self._send_frame(peer, frame):
-                        self._fail(
-                            number, lane.epoch, rank, "its connection ended", now, step=plan.step
-                        )
-                        break
+                    try:
+                        self._links.back.send(peer, frame)
+                    except PeerGone as error:
+                        if not error.has_left:  # else its last words come first
+                            self._fail(number, lane.epoch, rank, str(error), now, step=plan.step)
 
     def _flush(self, now: float) -> None:
         news, self._news = self._news, []
@@ -200,15 +200,16 @@ class Engine:
     # --- the back socket ---
 
     def _receive(self, now: float) -> None:
-        for peer in self._links.back.departed():
-            self._note_departure(peer, now)
         for peer, frame in self._links.back.receive():
+            if frame is None:
+                self._note_departure(peer, now)
+                continue
             try:
                 message = TO_ENGINE.decode(frame)
             except WireError as error:
                 self._drop(str(error))
-                continue
-            self._take(peer, message, now)
+            else:
+                self._take(peer, message, now)
 
     def _take(self, peer: bytes, message: ToEngine, now: float) -> None:
         if peer in self._group_by_peer:
@@ -331,7 +332,7 @@ class Engine:
         for instruction in instructions:
             match instruction:
                 case SizePool(peers=peers, num_blocks=num_blocks):
-                    for peer in peers:  # one that is gone is noticed as a departure
+                    for peer in peers:
                         self._send(peer, PoolSize(num_blocks))
                 case Serve():
                     self._serve(instruction, now)
@@ -430,16 +431,11 @@ class Engine:
 
     # --- sending ---
 
-    def _send(self, peer: bytes, message: FromEngine) -> bool:
-        return self._send_frame(peer, FROM_ENGINE.encode(message))
-
-    def _send_frame(self, peer: bytes, frame: bytes) -> bool:
+    def _send(self, peer: bytes, message: FromEngine) -> None:
         try:
-            self._links.back.send(peer, frame)
+            self._links.back.send(peer, FROM_ENGINE.encode(message))
         except PeerGone as error:
             self._log.debug("back_message_lost", error=error)
-            return False
-        return True
 
     def _tell_supervisor(self, message: FromEngine) -> None:
         if self._supervisor is not None:

@@ -10,7 +10,18 @@ class LinkLost(ConnectionError):
 
 
 class PeerGone(ConnectionError):
-    """A message could not be handed to one peer of a socket: it left, or reads too slowly."""
+    """A message could not be handed to one peer of a socket.
+
+    Attributes:
+        has_left: its connection ended, which the socket will also say after its last message;
+            otherwise it reads too slowly.
+    """
+
+    def __init__(self, *, has_left: bool) -> None:
+        super().__init__(
+            "it has left" if has_left else "it reads too slowly, so that its queue is full"
+        )
+        self.has_left = has_left
 
 
 class AddressError(ValueError):

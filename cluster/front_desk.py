@@ -81,9 +81,10 @@ class FrontDesk:
 
     def receive(self, now: float) -> None:
         """Take in who left and what was sent."""
-        for peer in self._link.departed():
-            self._forget(self.clients.left(peer), now)
         for peer, frame in self._link.receive():
+            if frame is None:
+                self._forget(self.clients.left(peer), now)
+                continue
             try:
                 message = FROM_CLIENT.decode(frame)
             except WireError as error:

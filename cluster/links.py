@@ -119,9 +119,10 @@ class ServerLink:
         """
         check_address(address)
         self.num_malformed = 0
-        """Messages that did not have exactly one frame."""
+        """Messages without exactly one frame, or not of today's ZeroMQ."""
         self._known: set[bytes] = set()
         self._peer_by_fd: dict[int, bytes] = {}
+        self._leaving: list[bytes] = []
         self._socket = context.socket(zmq.ROUTER)
         _apply(self._socket, limits)
         _allow_ipv6(self._socket, address)
@@ -149,21 +150,54 @@ class ServerLink:
             os.umask(others_may_not)
         return self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
-    def receive(self) -> Iterator[tuple[bytes, bytes]]:
-        """What has arrived, as (peer, frame), without waiting and at most one turn's worth."""
+    def receive(self) -> Iterator[tuple[bytes, bytes | None]]:
+        """What has arrived, as (peer, frame), without waiting and at most one turn's worth.
+
+        A frame of None says that the peer's connection has ended and that all it sent was
+        given before. Peers that never sent anything come and go unnoticed.
+        """
+        self._read_ends()
         for _ in range(MESSAGES_PER_TURN):
             try:
                 name = self._socket.recv(zmq.NOBLOCK, copy=False)
             except zmq.Again:
-                return
+                break
             peer, *frames = name.bytes, *self._rest()
-            if peer not in self._known:
-                self._known.add(peer)
-                self._peer_by_fd[int(name.get(zmq.SRCFD))] = peer
-            if len(frames) == 1:
+            if len(frames) == 1 and (peer in self._known or self._note_peer(peer, name)):
                 yield peer, frames[0]
             else:
                 self.num_malformed += 1
+        else:
+            return  # those who left may have sent more
+        leaving, self._leaving = self._leaving, []
+        for peer in leaving:
+            self._known.discard(peer)
+            yield peer, None
+
+    def _read_ends(self) -> None:
+        """Note whose connections have ended, known by their descriptors."""
+        while self._monitor.poll(0):
+            event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
+            self._note_end(int(event["value"]))
+
+    def _note_peer(self, peer: bytes, name: zmq.Frame) -> bool:
+        """Remember whose connection is whose; False for one that we would not see ending.
+
+        That is a peer of ZeroMQ's first protocol, which random bytes can look like.
+        """
+        try:
+            fd = int(name.get(zmq.SRCFD))
+        except zmq.ZMQError:
+            return False
+        self._note_end(fd)  # of a connection so short that its end was read before its start
+        self._known.add(peer)
+        self._peer_by_fd[fd] = peer
+        return True
+
+    def _note_end(self, fd: int) -> None:
+        peer = self._peer_by_fd.pop(fd, None)
+        if peer is not None:
+            self._leaving.append(peer)
 
     def _rest(self) -> list[bytes]:
         return self._socket.recv_multipart(zmq.NOBLOCK)
@@ -177,25 +211,11 @@ class ServerLink:
         try:
             self._socket.send_multipart((peer, frame), zmq.NOBLOCK)
         except zmq.Again:
-            raise PeerGone("it reads too slowly, so that its queue is full") from None
+            raise PeerGone(has_left=False) from None
         except zmq.ZMQError as error:
             if error.errno != errno.EHOSTUNREACH:
                 raise
-            raise PeerGone("it has left") from None
-
-    def departed(self) -> list[bytes]:
-        """Peers that sent something before and whose connections have ended since last asked.
-
-        Ask before `receive`: a connection's number (its descriptor) may be given out again.
-        """
-        gone = []
-        while self._monitor.poll(0):
-            event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
-            peer = self._peer_by_fd.pop(int(event["value"]), None)
-            if peer is not None:
-                self._known.discard(peer)
-                gone.append(peer)
-        return gone
+            raise PeerGone(has_left=True) from None
 
     def watch(self, poller: zmq.Poller) -> None:
         poller.register(self._socket, zmq.POLLIN)

@@ -37,16 +37,18 @@ def next_from(links: EngineLinks, link: ServerLink, timeout_s: float = 5.0) -> t
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         for peer, frame in link.receive():
-            return peer, frame
+            if frame is not None:
+                return peer, frame
         links.wait(deadline - time.monotonic())
     raise AssertionError("nothing arrived")
 
 
-def next_departed(links: EngineLinks, link: ServerLink, timeout_s: float = 5.0) -> list[bytes]:
+def next_departed(links: EngineLinks, link: ServerLink, timeout_s: float = 5.0) -> bytes:
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        if gone := link.departed():
-            return gone
+        for peer, frame in link.receive():
+            if frame is None:
+                return peer
         links.wait(deadline - time.monotonic())
     raise AssertionError("nobody left")
 
@@ -141,7 +143,7 @@ def test_a_peer_that_left_is_reported_to_whoever_sends_to_it(links: EngineLinks)
     dealer.send(b"hello")
     peer, _ = next_from(links, links.back)
     dealer.close()
-    assert next_departed(links, links.back) == [peer]
+    assert next_departed(links, links.back) == peer
 
     with pytest.raises(PeerGone, match="has left"):
         send_until_refused(links, peer, b"plan", pause_s=0.01)
@@ -157,13 +159,30 @@ def test_it_is_known_at_once_which_peer_left(links: EngineLinks, side: str) -> N
         peers.append(next_from(links, link)[0])
     for number in (3, 0, 4):
         dealers[number].close()
-        assert next_departed(links, link) == [peers[number]]
+        assert next_departed(links, link) == peers[number]
         dealers[number] = DealerLink(link.address, LIMITS)  # takes the descriptor again
         dealers[number].send(b"hello")
         peers[number] = next_from(links, link)[0]
-    assert link.departed() == []
     for dealer in dealers:
         dealer.close()
+
+
+def test_the_last_words_of_a_peer_come_before_its_end(links: EngineLinks) -> None:
+    heard: list[bytes | None] = []
+    for _ in range(20):
+        dealer = DealerLink(links.back.address, LIMITS)
+        dealer.send(b"hello")
+        peer, _ = next_from(links, links.back)
+        for number in range(600):  # more than one turn's worth
+            dealer.send(b"%d" % number)
+        dealer.close(linger_s=5.0)
+        heard.clear()
+        while None not in heard:
+            links.wait(5.0)
+            heard += [frame for owner, frame in links.back.receive() if owner == peer]
+        assert heard == [*(b"%d" % number for number in range(600)), None]
+    assert links.back._known == set()
+    assert links.back._peer_by_fd == {}
 
 
 def test_a_peer_that_does_not_read_is_cut_off_and_the_others_are_not(tmp_path: Path) -> None:

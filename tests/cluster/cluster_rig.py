@@ -1,0 +1,313 @@
+"""An engine on real sockets with scripted workers in threads, and clients that speak to it."""
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import TypeVar
+
+import numpy as np
+
+from cluster.backend import WorkerLaunch
+from cluster.engine import Engine
+from cluster.engine_launch import EngineLaunch
+from cluster.engine_main import open_links
+from cluster.frontend.tokenizer_files import TokenizerFiles
+from cluster.links import DealerLink, LinkLimits
+from cluster.logs import EventLog
+from cluster.messages import (
+    ClientHello,
+    FromClient,
+    FromEngine,
+    GenerationDefaults,
+    GroupStatus,
+    ServerInfo,
+    Shutdown,
+    Status,
+    StatusRequest,
+    SupervisorHello,
+    ToClient,
+    ToEngine,
+)
+from cluster.wire import FROM_CLIENT, FROM_ENGINE, PROTOCOL_VERSION, TO_CLIENT, TO_ENGINE
+from cluster.worker_host import WorkerHost
+from scheduler.arrays import int32
+from scheduler.config import SchedulerConfig
+from scheduler.journal import Record
+from scheduler.request import Abort, Finish, Rejection, Request, TokenBatch
+from scheduler.sampling import SamplingParams
+from tests.cluster.launches import make_launch
+from tests.cluster.scripted import Script, ScriptedRunner
+
+KEY = "the key"
+WAIT_S = 20.0
+TOKENIZER = TokenizerFiles(tokenizer_json=b'{"version": "1.0"}')
+
+Wanted = TypeVar("Wanted")
+
+
+class TestClient:
+    """One connection, message by message."""
+
+    __test__ = False
+
+    def __init__(self, address: str, *, max_message_bytes: int = 64 << 20) -> None:
+        self.link = DealerLink(address, LinkLimits(max_message_bytes=max_message_bytes))
+        self._handles = itertools.count(1)
+        self.tokens: dict[int, list[int]] = {}
+        self.ends: dict[int, Finish] = {}
+        self.messages: dict[int, str] = {}
+        self.rejections: dict[int, Rejection] = {}
+
+    def send(self, message: FromClient) -> None:
+        self.link.send(FROM_CLIENT.encode(message))
+
+    def next(self, timeout_s: float = WAIT_S) -> ToClient:
+        frame = self.link.receive(timeout_s)
+        assert frame is not None, "the engine said nothing"
+        return TO_CLIENT.decode(frame)
+
+    def next_of(self, kind: type[Wanted]) -> Wanted:
+        """Read on, noting news, until a message of this kind comes."""
+        while True:
+            message = self.next()
+            if isinstance(message, kind):
+                return message
+            self.note(message)
+
+    def hello(self) -> ServerInfo:
+        self.send(ClientHello(protocol=PROTOCOL_VERSION, label="test"))
+        return self.next_of(ServerInfo)
+
+    def status(self) -> Status:
+        self.send(StatusRequest())
+        return self.next_of(Status)
+
+    def submit(self, num_prompt: int = 4, max_tokens: int = 5, **fields: object) -> int:
+        handle = next(self._handles)
+        prompt = int32([(handle * 31 + i) % 900 for i in range(num_prompt)])
+        sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
+        request = Request(handle=handle, prompt=prompt, sampling=sampling, **fields)  # type: ignore[arg-type]
+        self.send(request)
+        return handle
+
+    def abort(self, *handles: int) -> None:
+        self.send(Abort(int32(handles)))
+
+    def note(self, message: ToClient) -> None:
+        if isinstance(message, Rejection):
+            self.rejections[message.handle] = message
+        elif isinstance(message, TokenBatch):
+            counts = message.count if len(message.count) else np.ones(len(message.handle), int)
+            ends = np.cumsum(counts)
+            for row, handle in enumerate(message.handle.tolist()):
+                new = message.token[ends[row] - counts[row] : ends[row]].tolist()
+                self.tokens.setdefault(handle, []).extend(new)
+                if len(message.finish) and message.finish[row]:
+                    self.ends[handle] = Finish(int(message.finish[row]))
+            for ended in message.ended:
+                self.messages[ended.handle] = ended.message
+
+    def read_until(self, is_done: Callable[[], bool]) -> None:
+        while not is_done():
+            self.note(self.next())
+
+    def finish(self, *handles: int) -> None:
+        """Read until these requests have ended or were refused."""
+        self.read_until(lambda: all(h in self.ends or h in self.rejections for h in handles))
+
+    def close(self) -> None:
+        self.link.close()
+
+
+class TestSupervisor:
+    """The supervisor's side of the back socket."""
+
+    __test__ = False
+
+    def __init__(self, address: str, key: str = KEY) -> None:
+        self.link = DealerLink(address, LinkLimits(max_message_bytes=64 << 20))
+        self.send(SupervisorHello(protocol=PROTOCOL_VERSION, engine_id="engine", key=key))
+
+    def send(self, message: ToEngine) -> None:
+        self.link.send(TO_ENGINE.encode(message))
+
+    def next_of(self, kind: type[Wanted]) -> Wanted:
+        while True:
+            frame = self.link.receive(WAIT_S)
+            assert frame is not None, "the engine said nothing"
+            message: FromEngine = FROM_ENGINE.decode(frame)
+            if isinstance(message, kind):
+                return message
+
+    def close(self) -> None:
+        self.link.close()
+
+
+class Rig:
+    """Use as a context manager; `engine` runs from entering on, workers when started."""
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        front_address: str | None = None,
+        num_groups: int = 1,
+        num_ranks: int = 1,
+        max_num_seqs: int = 8,
+        step_timeout_s: float = 30.0,
+        start_timeout_s: float = 60.0,
+        max_restarts: int = 0,
+        client_queue: int = 1000,
+        max_waiting_requests: int = 100,
+        max_plans_in_flight: int = 2,
+        journal: list[Record] | None = None,
+    ) -> None:
+        self.launch = EngineLaunch(
+            engine_id="engine",
+            key=KEY,
+            model="scripted",
+            model_dir="/nowhere",
+            front_address=front_address or f"ipc://{folder}/front",
+            back_address=f"ipc://{folder}/back",
+            num_groups=num_groups,
+            num_ranks=num_ranks,
+            scheduler=SchedulerConfig(
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=64,
+                max_waiting_requests=max_waiting_requests,
+                max_plans_in_flight=max_plans_in_flight,
+            ),
+            step_timeout_s=step_timeout_s,
+            start_timeout_s=start_timeout_s,
+            max_restarts=max_restarts,
+            client_queue=client_queue,
+        )
+        self.links = open_links(self.launch)
+        self.engine = Engine(
+            self.launch,
+            self.links,
+            tokenizer=TOKENIZER,
+            end_ids=(VOCAB_END,),
+            defaults=GenerationDefaults(temperature=0.5),
+            journal=None if journal is None else journal.append,
+            signals=list,
+            clock=time.monotonic,
+            log=EventLog("test-engine"),
+        )
+        self._threads: list[threading.Thread] = []
+        self._scripts: list[Script] = []
+        self._clients: list[TestClient] = []
+        self._supervisors: list[TestSupervisor] = []
+        self.exit_codes: dict[str, int] = {}
+        self._engine_thread = threading.Thread(target=self._run_engine)
+
+    @property
+    def front(self) -> str:
+        return self.links.front.address
+
+    @property
+    def back(self) -> str:
+        return self.links.back.address
+
+    def _run_engine(self) -> None:
+        try:
+            self.engine.run()
+        finally:
+            self.links.close(linger_s=1.0)
+
+    def __enter__(self) -> "Rig":
+        self._engine_thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for script in self._scripts:
+            script.released.set()
+            if script.hold is not None:
+                script.hold.set()
+        if self._engine_thread.is_alive():
+            self.supervisor().send(Shutdown(drain_s=0.0))
+        self.join()
+        for client in self._clients:
+            client.close()
+        for supervisor in self._supervisors:
+            supervisor.close()
+
+    def join(self) -> None:
+        """Wait for the engine and all workers to end."""
+        for thread in (self._engine_thread, *self._threads):
+            thread.join(WAIT_S)
+            assert not thread.is_alive(), f"{thread.name} does not end"
+
+    def start_worker(
+        self,
+        script: Script | None = None,
+        *,
+        group: int = 0,
+        epoch: int = 1,
+        rank: int = 0,
+        key: str = KEY,
+    ) -> Script:
+        script = script if script is not None else Script()
+        launch = make_launch(
+            address=self.back,
+            key=key,
+            group=group,
+            epoch=epoch,
+            rank=rank,
+            num_ranks=self.launch.num_ranks,
+        )
+        thread = threading.Thread(
+            target=self._run_worker, args=(launch, script), name=f"worker {launch.name}"
+        )
+        self._threads.append(thread)
+        self._scripts.append(script)
+        thread.start()
+        return script
+
+    def _run_worker(self, launch: WorkerLaunch, script: Script) -> None:
+        host = WorkerHost(
+            launch, lambda given: ScriptedRunner(given, script), EventLog("test-worker")
+        )
+        self.exit_codes[launch.name] = host.run()
+
+    def client(self) -> TestClient:
+        """A client that has said hello and was told that the engine is ready."""
+        client = self.stranger()
+        client.hello()
+        return client
+
+    def stranger(self) -> TestClient:
+        """A connection that has said nothing yet."""
+        client = TestClient(self.front)
+        self._clients.append(client)
+        return client
+
+    def supervisor(self, key: str = KEY) -> TestSupervisor:
+        supervisor = TestSupervisor(self.back, key)
+        self._supervisors.append(supervisor)
+        return supervisor
+
+
+VOCAB_END = 2
+
+
+def group_of(status: Status, group: int = 0) -> GroupStatus:
+    return status.groups[group]
+
+
+def wait_for_status(client: TestClient, is_wanted: Callable[[Status], bool]) -> Status:
+    """Ask until the engine is as wanted; each question is a round trip, so nothing sleeps."""
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        status = client.status()
+        if is_wanted(status):
+            return status
+    raise AssertionError(f"the engine stays at {status}")

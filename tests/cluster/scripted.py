@@ -1,0 +1,90 @@
+"""A worker whose tokens are a function of their position, and what can go wrong with it."""
+
+import threading
+from dataclasses import dataclass, field
+
+from cluster.backend import WorkerLaunch
+from cluster.messages import RankCapacity
+from scheduler.arrays import int32
+from scheduler.plan import StepPlan, StepResult
+
+VOCAB_SIZE = 1000
+
+
+def token_at(position: int) -> int:
+    """What the scripted model says at a position, whatever came before."""
+    return (position * 7 + 3) % VOCAB_SIZE
+
+
+def tokens_after(num_prompt: int, count: int) -> list[int]:
+    return [token_at(num_prompt + i) for i in range(count)]
+
+
+@dataclass(slots=True)
+class Script:
+    """What a rank does out of the ordinary."""
+
+    num_blocks: int = 64
+    max_model_len: int = 256
+    raise_at_step: int | None = None
+    hang_at_step: int | None = None
+    fail_at_load: str = ""
+    wrong_step: bool = False
+    """Answer with another step's number."""
+    hold: threading.Event | None = None
+    """Wait for this before each step."""
+    released: threading.Event = field(default_factory=threading.Event)
+    """Ends a hang."""
+    plans: list[StepPlan] = field(default_factory=list)
+
+
+class ScriptedRunner:
+    """Looks like `worker.runner.ModelRunner` to a `WorkerHost`."""
+
+    def __init__(self, launch: WorkerLaunch, script: Script) -> None:
+        self._launch = launch
+        self._script = script
+
+    def load(self) -> None:
+        if self._script.fail_at_load:
+            raise ValueError(self._script.fail_at_load)
+
+    def measure(self) -> RankCapacity:
+        script = self._script
+        return RankCapacity(
+            num_blocks=script.num_blocks,
+            block_bytes=1024,
+            vocab_size=VOCAB_SIZE,
+            max_model_len=script.max_model_len,
+            device="script",
+        )
+
+    def allocate(self, num_blocks: int) -> None:
+        assert num_blocks <= self._script.num_blocks
+
+    def execute(self, plan: StepPlan) -> StepResult | None:
+        script = self._script
+        script.plans.append(plan)
+        if script.hold is not None:
+            script.hold.wait(20)
+        if plan.step == script.raise_at_step:
+            raise RuntimeError("a kernel went wrong")
+        if plan.step == script.hang_at_step:
+            script.released.wait(20)
+        if self._launch.rank:
+            return None
+        return StepResult(
+            epoch=plan.epoch,
+            step=plan.step + script.wrong_step,
+            token=int32([token_at(int(end)) for end in _sampling_ends(plan)]),
+        )
+
+    def close(self) -> None:
+        self._script.released.set()
+
+
+def _sampling_ends(plan: StepPlan) -> list[int]:
+    counts = plan.count if len(plan.count) else [1] * len(plan.slot)
+    samples = plan.samples if len(plan.samples) else [True] * len(plan.slot)
+    rows = zip(plan.start, counts, samples, strict=True)
+    return [int(start) + int(count) for start, count, does_sample in rows if does_sample]
