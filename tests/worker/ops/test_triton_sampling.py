@@ -148,8 +148,10 @@ def test_top_k_of_one_is_greedy_at_any_temperature() -> None:
 def test_ids_of_weight_zero_are_never_drawn() -> None:
     logits = torch.full((8, 3000), float("-inf"))
     logits[:, [5, 2999]] = 0.0
-    tokens = drawn(logits, [Row(seed=seed) for seed in range(8)]).token.tolist()
-    assert set(tokens) == {5, 2999}
+    plain = [Row(seed=seed) for seed in range(8)]
+    assert set(drawn(logits, plain).token.tolist()) == {5, 2999}
+    more_than_there_are = [Row(seed=1, top_k=10, top_p=0.9), Row(seed=2, top_k=10)]
+    assert set(drawn(logits[:2, :9], more_than_there_are).token.tolist()) == {5}
 
 
 def test_a_draw_is_the_same_alone_and_in_company() -> None:

@@ -22,7 +22,7 @@ def rotate_and_store_kernel(
     k_weight,
     eps,
     qkv_stride,
-    v_offset,
+    v_rows,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HALF: tl.constexpr,
@@ -67,8 +67,8 @@ def rotate_and_store_kernel(
     # A padded token has cell -1 and is not stored.
     cell = tl.load(cells + token)
     kv_head = tl.where(is_value, head - NUM_HEADS - NUM_KV_HEADS, head - NUM_HEADS)
-    place = (cell * NUM_KV_HEADS + kv_head) * HEAD_DIM + tl.where(is_value, v_offset, 0)
-    target = kv + place[:, None] + dim[None, :]
+    row = cell * NUM_KV_HEADS + kv_head + tl.where(is_value, v_rows, 0)
+    target = kv + row[:, None] * HEAD_DIM + dim[None, :]
     to_pool = inside & (tl.where(cell >= 0, head, -1) >= NUM_HEADS)[:, None]
     tl.store(target, out_low, mask=to_pool)
     tl.store(target + HALF, out_high, mask=to_pool)
@@ -114,7 +114,7 @@ def rotate_and_store(
         norms.k_weight if norms else cos_sin,
         norms.eps if norms else 0.0,
         qkv.stride(0),
-        kv.stride(0),
+        kv.stride(0) // shape.head_dim,
         NUM_HEADS=shape.num_heads,
         NUM_KV_HEADS=shape.num_kv_heads,
         HALF=half,

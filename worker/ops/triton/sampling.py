@@ -46,7 +46,7 @@ def draw(
     equal ones the lowest id. Weights are float32 and sums float64, so a token may differ from
     the CPU's where the drawn number lies within about 1e-6 of the border between two.
 
-    Shapes (R rows, V ids, at least top_k of them finite or top_k is V):
+    Shapes (R rows, V ids):
         logits: [R, V] float32, contiguous in V
         temperature: [R] float32, 0 or at least `scheduler.sampling.GREEDY_BELOW`
         top_k: [R] int64, at least 1; V or more keeps all
