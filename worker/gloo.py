@@ -17,6 +17,7 @@ from torch._C._distributed_c10d import Store  # typed here, and only re-exported
 from worker.parallel_errors import (
     CollectiveFailed,
     CollectiveTimeout,
+    ColumnsMismatch,
     MeetingFailed,
     PeerLost,
     first_line,
@@ -97,11 +98,8 @@ class GlooCommunicator:
 
     def gather_columns(self, tensor: Tensor, widths: Sequence[int]) -> Tensor | None:
         rows = tensor.shape[0]
-        if tensor.shape != (rows, widths[self.rank]) or len(widths) != self.size:
-            raise ValueError(
-                f"rank {self.rank} of {self.size} wants to gather columns of widths "
-                f"{list(widths)} but brings a tensor of shape {list(tensor.shape)}"
-            )
+        if len(widths) != self.size or tensor.shape != (rows, widths[self.rank]):
+            raise ColumnsMismatch(self.rank, self.size, widths, tensor.shape)
         self._begin()
         if self.rank != 0:
             self._exchange(_GATHER, {0: tensor.contiguous()}, {})

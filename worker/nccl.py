@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import Store  # typed here, and only re-exported
 from torch.nn import functional
 
-from worker.parallel_errors import MeetingFailed, first_line
+from worker.parallel_errors import ColumnsMismatch, MeetingFailed, first_line
 
 SMALL_BYTES = 256 * 1024
 """Up to here every rank gets all parts and sums them; beyond, each sums a share and passes it
@@ -93,11 +93,8 @@ class NcclCommunicator:
 
     def gather_columns(self, tensor: Tensor, widths: Sequence[int]) -> Tensor | None:
         rows = tensor.shape[0]
-        if tensor.shape != (rows, widths[self.rank]) or len(widths) != self.size:
-            raise ValueError(
-                f"rank {self.rank} of {self.size} wants to gather columns of widths "
-                f"{list(widths)} but brings a tensor of shape {list(tensor.shape)}"
-            )
+        if len(widths) != self.size or tensor.shape != (rows, widths[self.rank]):
+            raise ColumnsMismatch(self.rank, self.size, widths, tensor.shape)
         widest = max(widths)  # NCCL gathers equal shapes only
         missing = widest - tensor.shape[1]
         padded = (functional.pad(tensor, (0, missing)) if missing else tensor).contiguous()

@@ -17,7 +17,7 @@ from torch import Tensor
 from worker.gloo import GlooCommunicator
 from worker.meeting_store import address_towards, open_store
 from worker.nccl import NcclCommunicator
-from worker.parallel_errors import MeetingFailed
+from worker.parallel_errors import ColumnsMismatch, MeetingFailed
 from worker.shared_memory import SharedMemoryCommunicator
 
 
@@ -73,9 +73,7 @@ class SingleRank:
 
     def gather_columns(self, tensor: Tensor, widths: Sequence[int]) -> Tensor | None:
         if [tensor.shape[1]] != list(widths):
-            raise ValueError(
-                f"one rank gathers one width of columns, its own {tensor.shape[1]}; got {widths}"
-            )
+            raise ColumnsMismatch(self.rank, self.size, widths, tensor.shape)
         return tensor
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:

@@ -1,5 +1,7 @@
 """What goes wrong between the ranks of one worker group."""
 
+from collections.abc import Sequence
+
 
 class MeetingFailed(RuntimeError):
     """The ranks of a group did not find each other at start, or do not fit together."""
@@ -7,6 +9,16 @@ class MeetingFailed(RuntimeError):
 
 class NativeLibraryMissing(RuntimeError):
     """A native library was not built, or was built from other sources; says how to build it."""
+
+
+class ColumnsMismatch(ValueError):
+    """A rank's columns are not as wide as all ranks agreed; nothing was sent."""
+
+    def __init__(self, rank: int, size: int, widths: Sequence[int], shape: Sequence[int]) -> None:
+        super().__init__(
+            f"rank {rank} of {size} gathers columns of widths {list(widths)}, one for each rank, "
+            f"but brings a tensor of shape {list(shape)}"
+        )
 
 
 class CollectiveFailed(RuntimeError):

@@ -21,6 +21,7 @@ _HELLO = struct.Struct("<8sIIIQ")  # magic, version, rank, size, bytes of memory
 _MAGIC = b"stoker-s"
 _ANSWER = struct.Struct("<H")  # length of a refusal; 0 comes with the memory
 _CREDENTIALS = struct.Struct("iII")  # pid, uid, gid: struct ucred of unix(7)
+_LONGEST_NAME = 107  # sun_path of unix(7), less the zero that makes it abstract
 _RETRY_S = 0.01
 _HELLO_TIMEOUT_S = 5.0
 
@@ -62,6 +63,10 @@ def share_segment(
         MeetingFailed: a rank did not come in time, or was started with other numbers, or
             there is not enough memory.
     """
+    if not 0 < len(meeting.encode()) <= _LONGEST_NAME:
+        raise ValueError(
+            f"a meeting point's name has 1 to {_LONGEST_NAME} bytes, got {len(meeting.encode())}"
+        )
     deadline = time.monotonic() + timeout_s
     hello = _HELLO.pack(_MAGIC, version, rank, size, num_bytes)
     if rank == 0:
@@ -212,12 +217,14 @@ def _is_own(link: socket.socket) -> bool:
 
 def _make_memory(meeting: str, num_bytes: int) -> int:
     """Memory that is really there: pages promised but missing would end a rank by SIGBUS."""
-    fd = os.memfd_create(meeting[:200], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fd = -1
     try:
+        fd = os.memfd_create(meeting, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.posix_fallocate(fd, 0, num_bytes)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
     except OSError as error:
-        os.close(fd)
+        if fd >= 0:
+            os.close(fd)
         raise MeetingFailed(
             f"wanted {num_bytes} bytes of memory to share between the ranks at {meeting!r}, but "
             f"the system refused: {error.strerror}. Free some memory, or raise the limit of this "

@@ -15,6 +15,7 @@ from torch import Tensor
 from worker.parallel_errors import (
     CollectiveFailed,
     CollectiveTimeout,
+    ColumnsMismatch,
     MeetingFailed,
     NativeLibraryMissing,
     OutOfStep,
@@ -32,7 +33,7 @@ rank no longer fit the cores' caches."""
 _NATIVE_FOLDER = Path(__file__).parent / "ops" / "native"
 _NATIVE_NAME = "shared_reduce"
 _DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_OPERATIONS = {1: "all_reduce", 2: "broadcast", 3: "gather_columns"}
+_BYTES_MASK = (1 << 52) - 1
 _STILL_WAITING = 1
 
 
@@ -131,11 +132,8 @@ class SharedMemoryCommunicator:
     def gather_columns(self, tensor: Tensor, widths: Sequence[int]) -> Tensor | None:
         group = self._open_group()
         rows = tensor.shape[0]
-        if tensor.shape != (rows, widths[self.rank]) or len(widths) != self.size:
-            raise ValueError(
-                f"rank {self.rank} of {self.size} wants to gather columns of widths "
-                f"{list(widths)} but brings a tensor of shape {list(tensor.shape)}"
-            )
+        if len(widths) != self.size or tensor.shape != (rows, widths[self.rank]):
+            raise ColumnsMismatch(self.rank, self.size, widths, tensor.shape)
         dense = tensor.contiguous()
         whole = dense.new_empty((rows, sum(widths))) if self.rank == 0 else None
         width_bytes = (ctypes.c_uint64 * self.size)(*(w * dense.element_size() for w in widths))
@@ -273,8 +271,16 @@ def load_native() -> ctypes.CDLL:
 
 def _describe(signature: int) -> str:
     """A collective's signature in words; see `begin` in the native source."""
-    operation = _OPERATIONS.get(signature >> 60, "nothing yet")
-    return f"{operation} of {signature & ((1 << 52) - 1)} bytes"
+    operation, detail, num_bytes = signature >> 60, signature >> 52 & 0xFF, signature & _BYTES_MASK
+    match operation:
+        case 1:
+            dtype = next(dtype for dtype, code in _DTYPE_CODES.items() if code == detail)
+            return f"all_reduce of {num_bytes} bytes of {dtype}"
+        case 2:
+            return f"broadcast of {num_bytes} bytes from rank {detail}"
+        case 3:
+            return f"gather_columns of {num_bytes} bytes to rank {detail}"
+    return "no collective yet"
 
 
 def _compare(failure: _Failure) -> str:

@@ -11,6 +11,7 @@ from functools import cache
 from multiprocessing.connection import Connection
 
 import psutil
+import pytest
 import torch
 from torch import Tensor
 
@@ -18,7 +19,7 @@ from worker.gloo import GlooCommunicator
 from worker.meeting_store import address_towards, listen, open_store
 from worker.nccl import NcclCommunicator
 from worker.parallel import Communicator, MeetingPoint, join
-from worker.parallel_errors import CollectiveFailed
+from worker.parallel_errors import CollectiveFailed, ColumnsMismatch
 from worker.shared_memory import SharedMemoryCommunicator
 
 START_TIMEOUT_S = 30.0
@@ -152,6 +153,14 @@ def check_gathers(
                     continue
                 assert whole is not None
                 assert_same_bits(whole, torch.cat(parts, dim=1), f"{rows} x {widths} x {dtype}")
+
+
+def check_wrong_width(rank: int, size: int, kind: str, meeting: MeetingPoint) -> None:
+    with closing(connect(kind, rank, size, meeting)) as communicator:
+        for widths in ([5, 6], [5], [5, 5, 5]):
+            with pytest.raises(ColumnsMismatch, match=f"rank {rank} of {size} gathers"):
+                communicator.gather_columns(torch.ones(2, 4), widths)
+        assert communicator.all_reduce(torch.ones(1)).tolist() == [size]
 
 
 def check_broadcasts(rank: int, size: int, kind: str, meeting: MeetingPoint) -> None:

@@ -9,7 +9,7 @@ import torch
 from tests.worker import rank_tasks
 from tests.worker.rank_processes import RankProcesses
 from worker.parallel import MeetingPoint, SingleRank, join
-from worker.parallel_errors import MeetingFailed
+from worker.parallel_errors import ColumnsMismatch, MeetingFailed
 
 KINDS = ["shared", "gloo", "torch"]
 NAMES = (f"test-parallel-{number}" for number in itertools.count())
@@ -66,6 +66,13 @@ def test_rank_0_gathers_columns_of_uneven_widths(
     ranks.run(rank_tasks.check_gathers, len(widths), kind, meet(kind), widths)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_columns_of_another_width_than_agreed_are_refused_and_leave_the_group_whole(
+    ranks: RankProcesses, meet: type_of_meet, kind: str
+) -> None:
+    ranks.run(rank_tasks.check_wrong_width, 2, kind, meet(kind))
+
+
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_rank_hears_what_any_rank_broadcasts(
@@ -118,7 +125,7 @@ def test_a_single_rank_talks_to_nobody() -> None:
     assert alone.all_reduce(part) is part
     assert alone.gather_columns(part, [3]) is part
     assert alone.broadcast(part) is part
-    with pytest.raises(ValueError, match="width"):
+    with pytest.raises(ColumnsMismatch, match=r"widths \[4\], .* shape \[2, 3\]"):
         alone.gather_columns(part, [4])
     with pytest.raises(ValueError, match="rank 1 cannot broadcast"):
         alone.broadcast(part, source=1)

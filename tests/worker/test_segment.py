@@ -134,6 +134,12 @@ def test_ranks_of_different_settings_are_both_told(
             one.result()
 
 
+@pytest.mark.parametrize("name", ["", "n" * 108], ids=len)
+def test_a_name_that_no_socket_can_have_is_refused(share: Share, name: str) -> None:
+    with pytest.raises(ValueError, match=f"1 to 107 bytes, got {len(name)}"):
+        share(0).result()
+
+
 def test_a_rank_that_comes_twice_is_refused(share: Share) -> None:
     first = share(0, size=3)
     twins = [share(1, size=3), share(1, size=3)]

@@ -106,7 +106,7 @@ def test_ranks_in_different_collectives_are_told_both(
 
     assert isinstance(first, str)
     assert first.startswith("OutOfStep: rank 0, step 7, collective 1: all_reduce of 32 bytes")
-    assert "rank 1 out of step: it is in broadcast of 32 bytes, step 8" in first
+    assert "rank 1 out of step: it is in broadcast of 32 bytes from rank 1, step 8" in first
     assert isinstance(second, str)
     assert second.startswith("OutOfStep: rank 1, step 8, collective 2: ")
 
