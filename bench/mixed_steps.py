@@ -128,8 +128,8 @@ def run(mode: str, load: Load, args: argparse.Namespace) -> Figures:
     figures.tokens += sum(len(answer.outputs[0].token_ids) for answer in answers)
     figures.ttft_s = [a.metrics.ttft_s for a in answers if a.metrics.ttft_s is not None]
     figures.seconds = ended - started
-    figures.steps = after.totals.steps - before.totals.steps
-    figures.mixed_steps = after.totals.mixed_steps - before.totals.mixed_steps
+    figures.steps = after.totals.num_steps - before.totals.num_steps
+    figures.mixed_steps = after.totals.num_mixed_steps - before.totals.num_mixed_steps
     return figures
 
 

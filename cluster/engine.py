@@ -349,7 +349,7 @@ class Engine:
         limits = ModelLimits(vocab_size=group.vocab_size, max_model_len=group.max_model_len)
         try:
             scheduler = self._scheduler_for(limits)
-            scheduler.add_group(ready.group, ready.epoch, ready.num_blocks, now)
+            self._news += scheduler.add_group(ready.group, ready.epoch, ready.num_blocks, now)
         except ConfigError as error:
             self._fail(ready.group, ready.epoch, -1, str(error), now)
             return
@@ -404,7 +404,7 @@ class Engine:
         )
         if self._lanes.pop(lost.group, None) is not None:
             assert self._scheduler is not None
-            self._scheduler.lose_group(lost.group, now)
+            self._news += self._scheduler.lose_group(lost.group, now)
         for peer in [peer for peer, group in self._group_by_peer.items() if group == lost.group]:
             del self._group_by_peer[peer]
             self._send(peer, Stop(f"group {lost.group} was lost: {lost.message}"))

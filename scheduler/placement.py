@@ -17,7 +17,7 @@ def best_group(groups: Iterable[Group], sequence: Sequence) -> Group | None:
     best: Group | None = None
     best_cost = (0, 0)
     for group in groups:
-        if group.running.num_free == 0 or len(sequence.tokens) >= group.max_len:
+        if group.running.num_free == 0 or sequence.limit > group.max_len:
             continue
         cached = len(group.match(sequence)) * group.block_size
         cost = (group.load + len(sequence.tokens) - cached, group.group_id)

@@ -56,7 +56,7 @@ class Scheduler:
 
     # --- groups ---
 
-    def add_group(self, group_id: int, epoch: int, num_blocks: int, now: float) -> None:
+    def add_group(self, group_id: int, epoch: int, num_blocks: int, now: float) -> list[Outgoing]:
         """A group is ready to compute; it has never computed anything in this epoch."""
         assert group_id not in self.groups, f"group {group_id} is already here"
         self.groups[group_id] = Group(
@@ -67,8 +67,9 @@ class Scheduler:
             max_model_len=self.model.max_model_len,
         )
         self._record(events.GroupAdded(now=now, group=group_id, epoch=epoch, num_blocks=num_blocks))
+        return self._fit_waiting()
 
-    def lose_group(self, group_id: int, now: float) -> None:
+    def lose_group(self, group_id: int, now: float) -> list[Outgoing]:
         """The group's K/V are gone: its sequences wait again, with all confirmed tokens."""
         self._record(events.GroupLost(now=now, group=group_id))
         group = self.groups.pop(group_id)
@@ -77,6 +78,16 @@ class Scheduler:
         for sequence in lost:
             sequence.slot, sequence.group_id = -1, None
             self.waiting.add(sequence)
+        return self._fit_waiting()
+
+    def _fit_waiting(self) -> list[Outgoing]:
+        """No sequence may grow beyond the largest pool there is; some have reached it already."""
+        if not self.groups:
+            return []
+        for sequence in self.waiting:
+            sequence.limit = min(sequence.limit, self.max_len)
+        full = [s for s in self.waiting if len(s.tokens) >= s.limit]
+        return self._finish_early(full, Finish.LENGTH, "the KV pool became smaller")
 
     # --- requests ---
 
@@ -161,10 +172,15 @@ class Scheduler:
     ) -> list[Outgoing]:
         """End live sequences, wherever they are, and tell their clients why."""
         wanted = set(serials)
-        sequences = [s for s in self.live.values() if s.serial in wanted]
         self._record(
             events.Expired(now=now, serials=sorted(wanted), finish=finish, message=message)
         )
+        sequences = [s for s in self.live.values() if s.serial in wanted]
+        return self._finish_early(sequences, finish, message)
+
+    def _finish_early(
+        self, sequences: list[Sequence], finish: Finish, message: str
+    ) -> list[Outgoing]:
         for sequence in sequences:
             self._end(sequence, finish)
         return Outbox(
@@ -291,8 +307,8 @@ class Scheduler:
         """Why the sequence does not start in this group now; None: it does."""
         if len(self.groups) > 1 and best_group(self.groups.values(), sequence) is not group:
             return "group"
-        if len(sequence.tokens) >= group.max_len:
-            return "blocks"
+        if sequence.limit > group.max_len:
+            return "group"
         if group.computes_soon(sequence, cached):
             return "prefix"
         return None if self._rules.has_room(group, sequence, cached, growth) else "blocks"

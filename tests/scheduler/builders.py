@@ -68,6 +68,7 @@ class Bench:
         self.writes: dict[int, deque[set[int]]] = {}
         """Blocks that each unanswered plan may write."""
         self.now = 0.0
+        self.num_blocks = num_blocks
         self.outputs: dict[tuple[int, int], list[int]] = {}
         self.finishes: dict[tuple[int, int], Finish] = {}
         self.cached: dict[tuple[int, int], int] = {}
@@ -75,7 +76,7 @@ class Bench:
             self.add_group(group, num_blocks)
 
     def add_group(self, group: int, num_blocks: int, epoch: int = 1) -> None:
-        self.scheduler.add_group(group, epoch, num_blocks, self.now)
+        self.take(self.scheduler.add_group(group, epoch, num_blocks, self.now))
         self.workers[group] = ScriptedWorker(
             num_blocks, self.scheduler.config.block_size, epoch=epoch
         )
@@ -83,7 +84,7 @@ class Bench:
         self.tables[group], self.writes[group] = {}, deque()
 
     def lose_group(self, group: int) -> None:
-        self.scheduler.lose_group(group, self.now)
+        self.take(self.scheduler.lose_group(group, self.now))
         del self.workers[group], self.in_flight[group]
         check_scheduler(self.scheduler)
 

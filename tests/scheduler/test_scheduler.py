@@ -372,6 +372,26 @@ def test_sequences_of_a_lost_group_go_on_in_another_with_the_same_tokens() -> No
         assert bench.outputs[CLIENT, handle] == expected_output(prompt, 29, ends=False)
 
 
+def test_a_request_runs_only_where_it_fits_and_ends_by_length_when_that_is_gone() -> None:
+    bench = Bench(num_blocks=10)
+    bench.add_group(1, 60)
+    for handle in (1, 2):
+        bench.submit(make_request(handle, prompt=30, max_tokens=100))
+    for _ in range(15):
+        bench.step(0)
+        bench.step(1)
+    assert {bench.scheduler.live[CLIENT, h].group_id for h in (1, 2)} == {1}
+    bench.lose_group(1)
+    bench.run()
+
+    for handle in (1, 2):
+        assert bench.finishes[CLIENT, handle] == Finish.LENGTH
+        prompt = make_request(handle, prompt=30).prompt.tolist()
+        output = bench.outputs[CLIENT, handle]
+        assert len(output) >= 10
+        assert output == expected_output(prompt, 200, ends=False)[: len(output)]
+
+
 def test_a_request_goes_to_the_group_that_holds_its_prefix_and_else_to_the_idler_one() -> None:
     bench = Bench(num_groups=2, num_blocks=200)
     stem = list(range(1, 33))
