@@ -209,7 +209,11 @@ class ServerLink:
             PeerGone: the peer left, or its queue is full because it does not read.
         """
         try:
-            self._socket.send_multipart((peer, frame), zmq.NOBLOCK)
+            try:
+                self._socket.send_multipart((peer, frame), zmq.NOBLOCK)
+            except zmq.Again:
+                self._socket.get(zmq.EVENTS)  # makes the socket learn what was read meanwhile
+                self._socket.send_multipart((peer, frame), zmq.NOBLOCK)
         except zmq.Again:
             raise PeerGone(has_left=False) from None
         except zmq.ZMQError as error:
