@@ -63,6 +63,20 @@ def sample_one(
     return int(found.token[0])
 
 
+def test_a_greedy_sequence_needs_no_seed() -> None:
+    """The engine lets one pass without, so it must not end the rank."""
+    logits = logits_of(VOCAB_SIZE)
+    sampler = Sampler(1, VOCAB_SIZE, "cpu")
+    unseeded = replace(
+        admission(0, SamplingParams(temperature=0.0)), sampling=SamplingParams(temperature=0.0)
+    )
+    sampler.admit(unseeded)
+
+    found = sampler.sample(logits[None], int32([0]), int32([3]), log_of(PROMPT, 1))
+
+    assert int(found.token[0]) == int(logits.argmax())
+
+
 # --- the distribution -------------------------------------------------------------------
 
 
