@@ -43,6 +43,9 @@ class RunnerConfig:
     """KV memory per rank, instead of what `gpu_memory_utilization` leaves."""
     num_kv_blocks: int | None = None
     """Number of KV blocks, taken as said, instead of either."""
+    enforce_eager: bool = False
+    """Launch every kernel of a decode step instead of replaying a CUDA graph. True: a faster
+    start and some memory, at the price of slower decodes; without effect on a CPU."""
     num_threads: int = 1
     """CPU threads for computing. More than the cores this rank has make it slower."""
 

@@ -41,6 +41,12 @@ class Measured:
     free_bytes: int
     activation_bytes: int
 
+    def less(self, more_bytes: int) -> "Measured":
+        """The same with so much more taken beside weights and K/V."""
+        return Measured(
+            self.budget_bytes - more_bytes, self.free_bytes, self.activation_bytes + more_bytes
+        )
+
 
 def measure_memory(
     config: RunnerConfig, device: torch.device, profile: Callable[[], None]

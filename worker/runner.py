@@ -1,6 +1,7 @@
 """One rank's computing: plans in, results out."""
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -11,12 +12,13 @@ from scheduler.plan import LogprobRows, StepPlan, StepResult
 from worker import logprobs
 from worker.batch import Slices, SlotTable
 from worker.config import RunnerConfig
+from worker.graphs import CudaCapture, DecodeGraphs, graph_sizes
 from worker.kv_store import KVStore
 from worker.memory import Capacity, measure_memory, num_blocks_for
 from worker.models.decoder import Decoder
 from worker.models.loading import WeightLoader, model_widths
 from worker.models.spec import ModelSpec, read_spec
-from worker.ops.choice import make_operations
+from worker.ops.choice import find_draw, make_operations
 from worker.ops.table import BatchInputs, Operations
 from worker.parallel import Communicator
 from worker.prompt_scores import PromptScores
@@ -61,10 +63,13 @@ class ModelRunner:
         self._decoder: Decoder | None = None
         self._store: KVStore | None = None
         self._table: SlotTable | None = None
+        self._graphs: DecodeGraphs | None = None
         self._scores = PromptScores(config.max_num_seqs)
         self._sampler: Sampler | None = None
         if config.rank == 0:
-            self._sampler = Sampler(config.max_num_seqs, self.spec.vocab_size, self._device)
+            self._sampler = Sampler(
+                config.max_num_seqs, self.spec.vocab_size, self._device, find_draw(self._ops)
+            )
         torch.set_num_threads(config.num_threads)
 
     def load(self) -> None:
@@ -88,6 +93,8 @@ class ModelRunner:
         # Every rank has loaded when this returns, so all see the same memory as free.
         self._communicator.all_reduce(torch.zeros(1, device=self._device))
         measured = measure_memory(self._config, self._device, self._profile)
+        if self._uses_graphs:
+            measured = measured.less(self._estimate_graphs())
         return Capacity(
             num_blocks=num_blocks_for(self._config, self._geometry, self.max_model_len, measured),
             block_bytes=self._geometry.block_bytes,
@@ -108,6 +115,9 @@ class ModelRunner:
             block_size=self._config.block_size,
             num_blocks=num_blocks,
         )
+        if self._uses_graphs:
+            self._graphs = self._make_graphs(self._store.layers)
+            self._graphs.record()
 
     @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult | None:
@@ -139,6 +149,7 @@ class ModelRunner:
 
     def close(self) -> None:
         """Leave the group and give back all memory."""
+        self._graphs = None  # before what it has recorded of the communicator
         self._communicator.close()
         self._decoder = self._store = self._table = self._sampler = None
 
@@ -174,9 +185,17 @@ class ModelRunner:
         assert self._table is not None
         batch = _on_device(self._table.inputs(slices), self._device)
         is_every_token = len(rows) == batch.num_tokens == len(slices.slot)
+        if is_every_token and self._graphs is not None:
+            hidden = self._graphs.run(batch)
+            if hidden is not None:
+                return hidden
         index = None if is_every_token else torch.from_numpy(rows).to(self._device)
+        return self._launch(batch, self._store.layers, index)
+
+    def _launch(self, batch: BatchInputs, layers: Sequence[Tensor], rows: Tensor | None) -> Tensor:
+        assert self._decoder is not None
         self._ops.begin_step(batch, self._decoder.shape, self._config.block_size)
-        return self._decoder.forward(batch, self._store.layers, index)
+        return self._decoder.forward(batch, layers, rows)
 
     def _sample(self, slices: Slices, hidden: Tensor, parts: list[LogprobRows]) -> Tensor:
         """[R] int64: chosen on rank 0, to be filled on the others. Appends to `parts`."""
@@ -219,6 +238,26 @@ class ModelRunner:
         assert self._decoder is not None
         return self._communicator.gather_columns(self._decoder.logits(hidden), self._vocab_widths)
 
+    @property
+    def _uses_graphs(self) -> bool:
+        can_be_recorded = self._device.type == "cuda" and self._ops.name == "cuda"
+        return can_be_recorded and not self._config.enforce_eager
+
+    def _make_graphs(self, layers: Sequence[Tensor]) -> DecodeGraphs:
+        return DecodeGraphs(
+            lambda batch: self._launch(batch, layers, None),
+            sizes=graph_sizes(self._config.max_num_seqs),
+            max_context_len=self.max_model_len,
+            max_blocks=blocks_for(self.max_model_len, self._config.block_size),
+            device=self._device,
+            capture=CudaCapture(self._device),
+        )
+
+    def _estimate_graphs(self) -> int:
+        """Over a pool of one block: padded rows, the only ones while recording, touch none."""
+        store = KVStore(self._geometry, 1, self.dtype, self._device)
+        return self._make_graphs(store.layers).estimate()
+
     def _profile(self) -> None:
         """The largest step, through one layer: the others use the same memory again."""
         with torch.inference_mode():
@@ -229,14 +268,14 @@ class ModelRunner:
         config = self._config
         num_slices = min(config.max_num_seqs, config.max_num_batched_tokens)
         longest = min(config.max_num_batched_tokens - num_slices + 1, self.max_model_len)
-        batch = _on_device(_profile_batch(longest, num_slices, config.block_size), self._device)
+        batch = _profile_batch(longest, num_slices, config.block_size, self.max_model_len)
+        batch = _on_device(batch, self._device)
         shape = self._decoder.shape
         num_blocks = blocks_for(longest, config.block_size)
         layer = (2, num_blocks, config.block_size, shape.num_kv_heads, shape.head_dim)
         kv = torch.zeros(layer, dtype=self.dtype, device=self._device)
-        self._ops.begin_step(batch, shape, config.block_size)
         rows = batch.slice_offsets[1:].to(torch.int64) - 1
-        hidden = self._decoder.forward(batch, [kv], rows)
+        hidden = self._launch(batch, [kv], rows)
         logits = self._gathered_logits(hidden)
         if logits is not None:
             torch.softmax(logits, dim=-1).cumsum(dim=-1, dtype=torch.float64)
@@ -261,8 +300,11 @@ def _max_model_len(config: RunnerConfig, spec: ModelSpec) -> int:
     return config.max_model_len or spec.max_position_embeddings
 
 
-def _profile_batch(longest: int, num_slices: int, block_size: int) -> BatchInputs:
-    """One slice of `longest` tokens and decodes; all of them in the same blocks."""
+def _profile_batch(
+    longest: int, num_slices: int, block_size: int, max_context_len: int
+) -> BatchInputs:
+    """One slice of `longest` tokens and decodes, all of them in the same blocks, in buffers that
+    would do for contexts up to `max_context_len`."""
     counts = np.ones(num_slices, dtype=np.int32)
     counts[0] = longest
     offsets = np.zeros(num_slices + 1, dtype=np.int32)
@@ -278,7 +320,7 @@ def _profile_batch(longest: int, num_slices: int, block_size: int) -> BatchInput
         block_tables=torch.from_numpy(np.tile(blocks, (num_slices, 1))),
         context_lens=torch.from_numpy(counts),
         max_slice_len=longest,
-        max_context_len=longest,
+        max_context_len=max_context_len,
     )
 
 

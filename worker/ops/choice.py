@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import cast
 
 from worker.ops.table import Operations
+from worker.sampler import Draw
 
 _SETS = {
     "reference": ("worker.ops.reference", "ReferenceOperations"),
@@ -22,3 +23,12 @@ def make_operations(name: str, device: str) -> Operations:
     module, kind = _SETS[device if name == "auto" else name]
     build = cast("Callable[[], Operations]", getattr(importlib.import_module(module), kind))
     return build()
+
+
+def find_draw(ops: Operations) -> Draw | None:
+    """The sampler's kernel that belongs to a set; None: torch draws."""
+    if ops.name != "cuda":
+        return None
+    from worker.ops.triton.sampling import draw  # loads triton
+
+    return draw
