@@ -61,6 +61,9 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     backend: Annotated[
         Literal["ray", "local"], _setting("Who starts the workers: Ray, or plain processes here.")
     ] = "ray"
+    ray_address: Annotated[
+        str, _setting("HOST:PORT of a running Ray, or `auto`. Default: a Ray of our own, here.")
+    ] = ""
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
         _setting("What ranks compute on; auto: GPUs where this host has some."),

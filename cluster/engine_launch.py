@@ -1,6 +1,5 @@
-"""What the engine process is told when it starts, and what it says when it listens."""
+"""What the engine process is told when it starts."""
 
-import msgspec
 from msgspec import Struct
 
 from scheduler.config import SchedulerConfig
@@ -33,21 +32,3 @@ class EngineLaunch(Struct, frozen=True, kw_only=True):
     """With both, tcp:// sockets are encrypted."""
     journal: str = ""
     log_level: str = "info"
-
-
-class EngineListens(Struct, frozen=True, kw_only=True, tag_field="type", tag="listens"):
-    """The engine's sockets are bound; one line of JSON on its standard output."""
-
-    front_address: str
-    back_address: str
-
-
-class EngineRefuses(Struct, frozen=True, kw_only=True, tag_field="type", tag="refuses"):
-    """The engine cannot start, for example because a port is in use."""
-
-    message: str
-
-
-def encode_line(message: Struct) -> bytes:
-    """A message as one line of JSON."""
-    return msgspec.json.encode(message) + b"\n"

@@ -12,8 +12,9 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from cluster.announcements import EngineListens, EngineRefuses, announce
 from cluster.engine import Engine
-from cluster.engine_launch import EngineLaunch, EngineListens, EngineRefuses, encode_line
+from cluster.engine_launch import EngineLaunch
 from cluster.errors import AddressError
 from cluster.frontend.tokenizer_files import (
     TokenizerDamaged,
@@ -51,7 +52,7 @@ def main() -> int:
     except (TokenizerDamaged, GenerationFileDamaged, OSError) as error:
         links.close(linger_s=0.0)
         return _refuse(error)
-    _say(EngineListens(front_address=links.front.address, back_address=links.back.address))
+    announce(EngineListens(front_address=links.front.address, back_address=links.back.address))
     log.info("engine_listens", front=links.front.address, back=links.back.address)
     try:
         engine.run()
@@ -126,13 +127,8 @@ def _tokenizer_of(model_dir: Path, log: EventLog) -> TokenizerFiles | None:
 
 
 def _refuse(error: Exception) -> int:
-    _say(EngineRefuses(message=str(error)))
+    announce(EngineRefuses(message=str(error)))
     return 1
-
-
-def _say(message: Struct) -> None:
-    sys.stdout.buffer.write(encode_line(message))
-    sys.stdout.buffer.flush()
 
 
 if __name__ == "__main__":

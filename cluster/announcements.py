@@ -1,0 +1,58 @@
+"""What a child process says of itself: one line of JSON on its standard output, then no more."""
+
+import sys
+from typing import TypeAlias
+
+import msgspec
+from msgspec import Struct
+
+
+class EngineListens(Struct, frozen=True, kw_only=True, tag_field="type", tag="listens"):
+    """The engine's sockets are bound."""
+
+    front_address: str
+    back_address: str
+
+
+class EngineRefuses(Struct, frozen=True, kw_only=True, tag_field="type", tag="refuses"):
+    """The engine cannot start, for example because a port is in use."""
+
+    message: str
+
+
+class ClusterReady(Struct, frozen=True, kw_only=True, tag_field="type", tag="ready"):
+    """Every group takes requests."""
+
+    front_address: str
+    """For clients."""
+    engine_id: str
+    model: str
+
+
+class ClusterFailed(Struct, frozen=True, kw_only=True, tag_field="type", tag="failed"):
+    """The cluster did not come up, and nothing of it is left."""
+
+    message: str
+
+
+OfEngine: TypeAlias = EngineListens | EngineRefuses
+OfCluster: TypeAlias = ClusterReady | ClusterFailed
+
+
+def announce(message: OfEngine | OfCluster) -> None:
+    """Say it; whoever should have heard may be gone."""
+    try:
+        sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        return
+
+
+def read_engine_line(line: bytes) -> OfEngine:
+    """Raises msgspec.DecodeError for anything else, such as the empty line of a dead process."""
+    return msgspec.json.decode(line, type=OfEngine)
+
+
+def read_cluster_line(line: bytes) -> OfCluster:
+    """Raises msgspec.DecodeError for anything else, such as the empty line of a dead process."""
+    return msgspec.json.decode(line, type=OfCluster)
