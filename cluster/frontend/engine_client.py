@@ -258,13 +258,16 @@ class EngineClient:
         raise self._dead or error(limit_s)
 
     def _unreachable(self, limit_s: float) -> Exception:
+        address, loss = self.config.address, ""
         if self._session.news:
-            state = f"the engine at {self.config.address} is not ready: {self._session.news}"
-        else:
-            state = f"no engine answers at {self.config.address}"
-        loss = f" The last connection ended: {self._last_loss}." if self._last_loss else ""
+            return EngineUnreachable(
+                f"the engine at {address} is not ready: {self._session.news} (waited {limit_s:g} s)"
+            )
+        if self._last_loss:
+            loss = f" The last connection ended: {self._last_loss}."
         return EngineUnreachable(
-            f"{state} (waited {limit_s:g} s).{loss} Is it running there (`stoker serve`)?"
+            f"no engine answers at {address} (waited {limit_s:g} s).{loss} Is one running there "
+            "(`stoker serve`)?"
         )
 
     def _fetch_tokenizer(self, digest: str) -> Tokenizer:

@@ -114,7 +114,7 @@ class FrontSession:
 
     def lose(self, failure: Exception) -> None:
         """The connection is gone: nothing that is live on it will be answered."""
-        self.info, self._is_tokenizer_asked = None, False
+        self.info, self.news, self._is_tokenizer_asked = None, "", False
         lost = {id(live): live for live, _ in self._requests.values()}
         self._requests.clear()
         for live in lost.values():
