@@ -54,6 +54,8 @@ class NcclCommunicator:
         """
         self.rank, self.size = rank, size
         self._sums_in_rank_order = sums_in_rank_order
+        if device.type == "cuda" and device.index is None:  # torch connects a numbered one only
+            device = torch.device("cuda", torch.cuda.current_device())
         store.set_timeout(timedelta(seconds=start_timeout_s))
         try:
             dist.init_process_group(

@@ -120,14 +120,18 @@ def join(
         start_timeout_s: how long to wait for ranks that still start.
         timeout_s: how long a rank may keep the others waiting within a step; more hides a hung
             rank for longer, less fails a group whose ranks are merely busy.
-        listener: of rank 0, already listening at the meeting point.
+        listener: of rank 0, already listening at the meeting point; taken over, or closed if
+            nobody needs to come there.
 
     Raises:
         MeetingFailed: a rank did not come in time, or does not fit.
     """
+    shares_memory = device.type == "cpu" and is_one_host
+    if listener is not None and (size == 1 or shares_memory):
+        listener.close()
     if size == 1:
         return SingleRank()
-    if device.type == "cpu" and is_one_host:
+    if shares_memory:
         return SharedMemoryCommunicator(
             meeting.name,
             rank=rank,

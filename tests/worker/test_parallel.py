@@ -8,6 +8,7 @@ import torch
 
 from tests.worker import rank_tasks
 from tests.worker.rank_processes import RankProcesses
+from worker.meeting_store import listen
 from worker.parallel import MeetingPoint, SingleRank, join
 from worker.parallel_errors import ColumnsMismatch, MeetingFailed
 
@@ -129,6 +130,14 @@ def test_a_single_rank_talks_to_nobody() -> None:
         alone.gather_columns(part, [4])
     with pytest.raises(ValueError, match="rank 1 cannot broadcast"):
         alone.broadcast(part, source=1)
+
+
+def test_a_listener_that_nobody_needs_is_closed() -> None:
+    listener = listen("127.0.0.1")
+
+    join_alone(listener=listener)
+
+    assert listener.fileno() == -1
 
 
 def test_ranks_across_hosts_without_an_address_are_refused() -> None:
