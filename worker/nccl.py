@@ -54,8 +54,7 @@ class NcclCommunicator:
         """
         self.rank, self.size = rank, size
         self._sums_in_rank_order = sums_in_rank_order
-        if device.type == "cuda" and device.index is None:  # torch connects a numbered one only
-            device = torch.device("cuda", torch.cuda.current_device())
+        device = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0", as torch wants it
         store.set_timeout(timedelta(seconds=start_timeout_s))
         try:
             dist.init_process_group(
