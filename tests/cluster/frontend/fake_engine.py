@@ -158,8 +158,10 @@ class FakeEngine:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._wake_fd)
         for peer, frame in self._links.front.receive():
-            self._take(peer, frame)
-        self._links.front.count_disconnects()
+            if frame is None:
+                self._peers = [other for other in self._peers if other != peer]
+            else:
+                self._take(peer, frame)
         while not self._todo.empty():
             order = self._todo.get()
             if order is None:
