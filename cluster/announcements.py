@@ -27,6 +27,8 @@ class ClusterReady(Struct, frozen=True, kw_only=True, tag_field="type", tag="rea
     """For clients."""
     engine_id: str
     model: str
+    server_key: str = ""
+    """The public key that clients need to dial an encrypted front_address."""
 
 
 class ClusterFailed(Struct, frozen=True, kw_only=True, tag_field="type", tag="failed"):

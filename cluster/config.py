@@ -141,6 +141,9 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     back_address: Annotated[
         str, _setting("Where workers dial; tcp:// if they are on other hosts.")
     ] = ""
+    encrypt: Annotated[
+        bool, _setting("Encrypt tcp:// sockets; whoever dials needs the key shown at the start.")
+    ] = False
     socket_dir: Annotated[
         str,
         _setting("Folder for the private folder of ipc:// sockets. Default: the temporary one."),
@@ -257,6 +260,11 @@ def config_from(values: Mapping[str, object]) -> EngineConfig:
                 check_address(address)
             except AddressError as error:
                 raise ConfigError(f"{name}: {error}") from error
+    if re.match(r"tcp://(0\.0\.0\.0|\*|\[::\]):", config.back_address):
+        raise ConfigError(
+            f"back_address={config.back_address} says no host: workers must dial it, so give an "
+            "address of this host that all nodes reach"
+        )
     return config
 
 

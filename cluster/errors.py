@@ -38,3 +38,7 @@ class StartFailed(RuntimeError):
 
 class StartInterrupted(RuntimeError):
     """Somebody asked the cluster to stop before it was up."""
+
+
+class ClusterLost(RuntimeError):
+    """A cluster that was up cannot go on; carries the message of the part that failed."""

@@ -39,6 +39,7 @@ def parse(*arguments: str) -> argparse.Namespace:
         ("drain_s", float("nan"), "drain_s=nan is not possible"),
         ("front_address", "localhost", "front_address: an address starts with ipc:// or tcp://"),
         ("back_address", "tcp://localhost", "back_address: a TCP address looks like"),
+        ("back_address", "tcp://0.0.0.0:0", "back_address=tcp://0.0.0.0:0 says no host"),
         ("log_level", "loud", "log_level='loud' is not possible: expected one of debug, info"),
     ],
 )

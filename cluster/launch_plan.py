@@ -1,0 +1,120 @@
+"""What the engine and each worker are told, worked out of one config and nothing else."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster.backend import Place, Rendezvous, RunnerSpec, WorkerLaunch
+from cluster.config import EngineConfig
+from cluster.engine_launch import EngineLaunch
+from cluster.errors import BackendError
+from cluster.links import Curve
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchPlan:
+    """One start of one cluster."""
+
+    config: EngineConfig
+    """Resolved for this host."""
+    model: str
+    """The name that clients see."""
+    model_dir: Path
+    engine_id: str
+    key: str
+    """The secret between the engine and its workers."""
+    cores: tuple[int, ...]
+    """That this process may use."""
+    curve: Curve | None = None
+
+    @property
+    def server_key(self) -> str:
+        return "" if self.curve is None else self.curve.public
+
+    def engine(self, front_address: str, back_address: str) -> EngineLaunch:
+        config = self.config
+        return EngineLaunch(
+            engine_id=self.engine_id,
+            key=self.key,
+            model=self.model,
+            model_dir=str(self.model_dir),
+            front_address=front_address,
+            back_address=back_address,
+            num_groups=config.num_groups,
+            num_ranks=config.tensor_parallel_size,
+            scheduler=config.scheduler_config(),
+            start_timeout_s=config.start_timeout_s,
+            step_timeout_s=config.step_timeout_s,
+            peer_timeout_s=config.peer_timeout_s,
+            max_restarts=config.max_restarts,
+            client_queue=config.client_queue,
+            curve_public_key="" if self.curve is None else self.curve.public,
+            curve_secret_key="" if self.curve is None else self.curve.secret,
+            journal=config.journal,
+            log_level=config.log_level,
+        )
+
+    def workers(
+        self, back_address: str, group: int, epoch: int, places: Sequence[Place]
+    ) -> list[WorkerLaunch]:
+        """One launch per place.
+
+        Raises:
+            BackendError: the ranks are on several hosts, and the engine listens on one only.
+        """
+        is_one_host = len({place.node for place in places}) == 1
+        if not is_one_host and back_address.startswith("ipc://"):
+            raise BackendError(
+                f"the ranks of group {group} are on several hosts "
+                f"({', '.join(sorted({place.host for place in places}))}) and cannot dial "
+                f"{back_address}. Set back_address=tcp://HOST:0 with an address of this host"
+            )
+        return [
+            WorkerLaunch(
+                engine_id=self.engine_id,
+                key=self.key,
+                address=back_address,
+                group=group,
+                epoch=epoch,
+                rank=place.rank,
+                num_ranks=len(places),
+                runner=self._runner(place, places),
+                rendezvous=Rendezvous(
+                    name=f"stoker-{self.engine_id}-{group}-{epoch}",
+                    is_one_host=is_one_host,
+                    start_timeout_s=self.config.start_timeout_s,
+                    timeout_s=self.config.step_timeout_s,
+                ),
+                cores=place.cores if self._pins_cores else (),
+                gpu=place.gpu,
+                engine_timeout_s=self.config.peer_timeout_s,
+                curve_server_key=self.server_key,
+                log_level=self.config.log_level,
+            )
+            for place in places
+        ]
+
+    @property
+    def _pins_cores(self) -> bool:
+        return self.config.pin_cores and self.config.device == "cpu"
+
+    def _runner(self, place: Place, places: Sequence[Place]) -> RunnerSpec:
+        config = self.config
+        assert config.max_num_batched_tokens is not None
+        on_host = sum(other.node == place.node for other in places) * config.num_groups
+        share = len(place.cores) or max(1, len(self.cores) // on_host)
+        return RunnerSpec(
+            model_dir=str(self.model_dir),
+            dtype=config.dtype,
+            device=config.device,
+            ops=config.ops,
+            block_size=config.block_size,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=config.max_model_len,
+            gpu_memory_utilization=config.gpu_memory_utilization,
+            kv_cache_memory_bytes=config.kv_cache_memory_bytes,
+            num_kv_blocks=config.num_kv_blocks,
+            num_threads=config.num_threads or share,
+            ranks_on_host=on_host,
+        )

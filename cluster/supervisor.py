@@ -1,0 +1,347 @@
+"""Starts a cluster, keeps it, and ends it so that nothing is left, whenever it is asked to.
+
+Order of the start: the engine core and the backend at the same time, then the workers of all
+groups at once; ready when every group is. Order of the end: the engine (which tells clients
+and workers), then the workers, then the sockets' folder. Each part has a limit in time, after
+which it is killed. One thread waits for everything at once: signals, the parent, the engine,
+the backend.
+"""
+
+import os
+import queue
+import select
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+
+from cluster.announcements import ClusterReady, EngineListens
+from cluster.backend import Backend, Place, RankExit, Report, WorkerLaunch
+from cluster.backend_thread import (
+    BackendFailed,
+    BackendOpened,
+    BackendThread,
+    GroupEnded,
+    GroupStarted,
+    Happening,
+)
+from cluster.engine_process import ENGINE_COMMAND, EngineProcess
+from cluster.errors import ClusterLost, LinkLost, StartFailed, StartInterrupted
+from cluster.launch_plan import LaunchPlan
+from cluster.links import DealerLink, LinkLimits
+from cluster.logs import EventLog
+from cluster.messages import (
+    FromEngine,
+    GroupLost,
+    GroupReady,
+    GroupStopped,
+    Shutdown,
+    StartGroup,
+    SupervisorHello,
+    ToEngine,
+    WorkerFailed,
+)
+from cluster.private_folder import PrivateFolder
+from cluster.wakeup import SignalPipe, WakePipe
+from cluster.wire import FROM_ENGINE, PROTOCOL_VERSION, TO_ENGINE
+
+KILL_WAIT_S = 2.0
+"""Between asking the engine's process to end and killing it."""
+
+BACKEND_PATIENCE_S = 15.0
+"""For what the backend is doing to come to its end before it can be closed: Ray's own start
+takes up to ten seconds and cannot be broken off."""
+
+
+class Supervisor:
+    """One start of one cluster, in the main thread of its own process."""
+
+    def __init__(
+        self,
+        plan: LaunchPlan,
+        make_backend: Callable[[Report], Backend],
+        signals: SignalPipe,
+        *,
+        parent_fd: int | None,
+        on_ready: Callable[[ClusterReady], None],
+        log: EventLog,
+        engine_command: Sequence[str] = ENGINE_COMMAND,
+    ) -> None:
+        """Nothing is started yet.
+
+        Args:
+            parent_fd: a descriptor whose end of file says that the parent is gone.
+            on_ready: told once, when requests are taken.
+        """
+        self._plan = plan
+        self._config = plan.config
+        self._make_backend = make_backend
+        self._signals = signals
+        self._parent_fd = parent_fd
+        self._on_ready = on_ready
+        self._log = log
+        self._engine_command = engine_command
+        self._began = time.monotonic()
+        self._inbox: queue.SimpleQueue[Happening] = queue.SimpleQueue()
+        self._wake = WakePipe()
+        self._unsent: list[ToEngine] = []
+        """For the engine, before it listens."""
+        self._link: DealerLink | None = None
+        self._listens: EngineListens | None = None
+        self._ready: set[int] = set()
+        self._lost: set[int] = set()
+        self._stop_reason = ""
+        self._is_up = False
+        self._is_ending = False
+        self.is_stuck = False
+        """Something could not be ended in time; only the end of this process ends it."""
+
+    def run(self) -> None:
+        """Bring the cluster up, keep it until somebody asks to stop, end it.
+
+        Raises:
+            StartFailed: it did not come up.
+            StartInterrupted: it was asked to stop before it was up.
+            ClusterLost: it was up, and its last group was lost, or the engine ended.
+        """
+        with ExitStack() as parts:
+            self._start(parts)
+            while not self._is_up:
+                self._turn(self._began + self._config.start_timeout_s)
+            while not self._stop_reason:
+                self._turn(None)
+            self._log.info("cluster_stopping", reason=self._stop_reason)
+        self._log.info("cluster_stopped")
+
+    # --- start ---
+
+    def _start(self, parts: ExitStack) -> None:
+        folder = PrivateFolder(self._config.socket_dir)
+        parts.callback(folder.remove)
+        front = self._config.front_address or folder.address("front")
+        back = self._config.back_address or folder.address("back")
+        self._hands = BackendThread(self._make_backend(self._tell), self._tell)
+        parts.callback(self._end_backend)
+        self._engine = EngineProcess(self._plan.engine(front, back), self._engine_command)
+        parts.callback(self._end_engine)
+        self._hands.open(self._config.start_timeout_s)
+        if back.startswith("ipc://"):
+            self._start_all_groups(back)  # they may dial before the engine listens
+
+    def _start_all_groups(self, back_address: str) -> None:
+        for group in range(self._config.num_groups):
+            self._start_group(back_address, group, 1)
+
+    def _start_group(self, back_address: str, group: int, epoch: int) -> None:
+        def launches(group: int, epoch: int, places: Sequence[Place]) -> list[WorkerLaunch]:
+            return self._plan.workers(back_address, group, epoch, places)
+
+        size = self._config.tensor_parallel_size
+        self._hands.start(group, epoch, size, launches, self._config.start_timeout_s)
+
+    def _engine_listens(self, listens: EngineListens) -> None:
+        self._listens = listens
+        self._note("engine_listens", front=listens.front_address, back=listens.back_address)
+        self._link = DealerLink(
+            listens.back_address,
+            LinkLimits(
+                max_message_bytes=FROM_ENGINE.max_bytes, peer_timeout_s=self._config.peer_timeout_s
+            ),
+            curve_server_key=self._plan.server_key,
+        )
+        hello = SupervisorHello(
+            protocol=PROTOCOL_VERSION, engine_id=self._plan.engine_id, key=self._plan.key
+        )
+        for message in (hello, *self._unsent):
+            self._link.send(TO_ENGINE.encode(message))
+        self._unsent.clear()
+        if not listens.back_address.startswith("ipc://"):
+            self._start_all_groups(listens.back_address)
+
+    def _note(self, phase: str, **fields: object) -> None:
+        """A phase of the start is over; seconds are since the launch."""
+        self._log.info(phase, after_s=time.monotonic() - self._began, **fields)
+
+    # --- waiting for everything ---
+
+    def _turn(self, deadline: float | None) -> None:
+        """Wait for the next thing that happens, and see to it."""
+        timeout_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+        ready = self._wait(timeout_s)
+        if self._signals.fd in ready:
+            for number in self._signals.read():
+                self._asked(number.name)
+        if self._parent_fd in ready and not os.read(self._parent_fd or 0, 4096):
+            self._parent_fd = None
+            self._asked("the process that started it has ended")
+        if self._listens is None and self._engine.line_fd in ready:
+            self._engine_listens(self._engine.read_line())
+        self._read_link()
+        self._wake.clear()
+        while not self._inbox.empty():
+            self._take(self._inbox.get())
+        if self._engine.end_fd in ready and not self._is_ending:
+            raise self._failure(f"the engine process ended: {self._engine.how_it_ended()}")
+        if deadline is not None and time.monotonic() >= deadline and not self._is_ending:
+            missing = sorted(set(range(self._config.num_groups)) - self._ready)
+            raise StartFailed(
+                f"not ready within start_timeout_s={self._config.start_timeout_s:g}: groups "
+                f"{missing} still start"
+            )
+
+    def _wait(self, timeout_s: float | None) -> set[int]:
+        fds = [self._signals.fd, self._wake.fd, self._engine.end_fd]
+        if self._parent_fd is not None:
+            fds.append(self._parent_fd)
+        if self._listens is None:
+            fds.append(self._engine.line_fd)
+        if self._link is not None:
+            return self._link.wait(timeout_s, fds)
+        return set(select.select(fds, (), (), timeout_s)[0])
+
+    def _asked(self, reason: str) -> None:
+        """Somebody asks to stop; once more shortens the end."""
+        if self._is_ending:
+            self._send(Shutdown(drain_s=0.0, message=f"asked again: {reason}"))
+            return
+        self._stop_reason = reason
+        if not self._is_up:
+            raise StartInterrupted(f"asked to stop before it was up: {reason}")
+
+    def _failure(self, message: str) -> StartFailed | ClusterLost:
+        return ClusterLost(message) if self._is_up else StartFailed(message)
+
+    # --- the backend ---
+
+    def _tell(self, happening: Happening) -> None:
+        """From any thread."""
+        self._inbox.put(happening)
+        self._wake.wake()
+
+    def _take(self, happening: Happening) -> None:
+        match happening:
+            case BackendOpened(seconds=seconds):
+                self._note("backend_open", seconds=seconds)
+            case GroupStarted(group=group, epoch=epoch, seconds=seconds):
+                self._note("group_started", group=group, epoch=epoch, seconds=seconds)
+            case GroupEnded(group=group, epoch=epoch):
+                self._send(GroupStopped(group, epoch))
+            case BackendFailed():
+                self._backend_failed(happening)
+            case RankExit():
+                self._rank_exited(happening)
+
+    def _backend_failed(self, failed: BackendFailed) -> None:
+        self._log.error(
+            "backend_failed", group=failed.group, epoch=failed.epoch, error=failed.message
+        )
+        if self._is_ending:
+            return
+        if failed.group is None or not self._is_up:
+            raise self._failure(failed.message)
+        self._send(
+            WorkerFailed(group=failed.group, epoch=failed.epoch, rank=-1, message=failed.message)
+        )
+        self._send(GroupStopped(failed.group, failed.epoch))
+
+    def _rank_exited(self, gone: RankExit) -> None:
+        level = self._log.info if gone.was_asked or self._is_ending else self._log.warning
+        level("rank_exited", group=gone.group, epoch=gone.epoch, rank=gone.rank, how=gone.message)
+        if not gone.was_asked:
+            self._send(
+                WorkerFailed(
+                    group=gone.group, epoch=gone.epoch, rank=gone.rank, message=gone.message
+                )
+            )
+
+    # --- the engine ---
+
+    def _send(self, message: ToEngine) -> None:
+        if self._link is None:
+            self._unsent.append(message)
+            return
+        try:
+            self._link.send(TO_ENGINE.encode(message))
+        except LinkLost as error:  # the end of the process says why
+            self._log.debug("engine_message_lost", error=error)
+
+    def _read_link(self) -> None:
+        while self._link is not None:
+            try:
+                frame = self._link.take()
+            except LinkLost:  # the end of the process says why
+                self._link.close()
+                self._link = None
+                return
+            if frame is None:
+                return
+            self._follow(FROM_ENGINE.decode(frame))
+
+    def _follow(self, message: FromEngine) -> None:
+        match message:
+            case GroupReady(group=group, epoch=epoch, num_blocks=num_blocks):
+                self._group_ready(group, epoch, num_blocks)
+            case GroupLost():
+                self._group_lost(message)
+            case StartGroup(group=group, epoch=epoch):
+                assert self._listens is not None
+                self._start_group(self._listens.back_address, group, epoch)
+            case _:
+                self._log.warning("engine_message_dropped", kind=type(message).__name__)
+
+    def _group_ready(self, group: int, epoch: int, num_blocks: int) -> None:
+        self._note("group_ready", group=group, epoch=epoch, num_blocks=num_blocks)
+        self._ready.add(group)
+        if self._is_up or len(self._ready) < self._config.num_groups:
+            return
+        assert self._listens is not None
+        self._is_up = True
+        self._note("cluster_ready", model=self._plan.model, front=self._listens.front_address)
+        self._on_ready(
+            ClusterReady(
+                front_address=self._listens.front_address,
+                engine_id=self._plan.engine_id,
+                model=self._plan.model,
+                server_key=self._plan.server_key,
+            )
+        )
+
+    def _group_lost(self, lost: GroupLost) -> None:
+        if self._is_ending:
+            return
+        who = f"group {lost.group}" if lost.rank < 0 else f"rank {lost.rank} of group {lost.group}"
+        when = f" at step {lost.step}" if lost.step else ""
+        message = f"{who} failed{when}: {lost.message}"
+        self._hands.stop(lost.group, lost.epoch, self._config.stop_timeout_s)
+        if not self._is_up:
+            raise StartFailed(message)
+        if not lost.restarts:
+            self._lost.add(lost.group)
+            if len(self._lost) == self._config.num_groups:
+                raise ClusterLost(message)
+
+    # --- end ---
+
+    def _end_engine(self) -> None:
+        """Let it tell clients and workers, and end; then make it end."""
+        self._is_ending = True
+        began = time.monotonic()
+        drain_s = self._config.drain_s if self._is_up and self._stop_reason else 0.0
+        deadline = began + drain_s + self._config.stop_timeout_s
+        if self._link is not None:
+            self._send(Shutdown(drain_s=drain_s, message=self._stop_reason or "the cluster ends"))
+            while not self._has_engine_ended() and time.monotonic() < deadline:
+                self._turn(deadline)
+        was_killed = self._engine.end(KILL_WAIT_S)
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+        self._log.info("engine_ended", seconds=time.monotonic() - began, was_killed=was_killed)
+
+    def _has_engine_ended(self) -> bool:
+        return bool(select.select([self._engine.end_fd], (), (), 0.0)[0])
+
+    def _end_backend(self) -> None:
+        self._is_ending = True
+        began = time.monotonic()
+        self.is_stuck = not self._hands.close(self._config.stop_timeout_s, BACKEND_PATIENCE_S)
+        self._log.info("workers_ended", seconds=time.monotonic() - began, is_stuck=self.is_stuck)

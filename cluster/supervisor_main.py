@@ -1,0 +1,125 @@
+"""The main of a cluster's process: `python -m cluster.supervisor_main < settings`.
+
+The settings are one line of JSON (`cluster.config.encode_config`). Standard input stays open:
+its end says that the parent is gone, and ends the cluster. Standard output carries one line,
+`ClusterReady` or `ClusterFailed`; everything else goes to the log on standard error.
+"""
+
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from cluster.announcements import ClusterFailed, ClusterReady, announce
+from cluster.backend import Backend, Report
+from cluster.config import EngineConfig, decode_config, has_gpu
+from cluster.errors import AddressError, ClusterLost, StartFailed, StartInterrupted
+from cluster.gguf_file import ModelError
+from cluster.launch_plan import LaunchPlan
+from cluster.links import Curve
+from cluster.local_backend import LocalBackend
+from cluster.logs import EventLog, show_events
+from cluster.models import DEFAULT_MODEL, resolve_model
+from cluster.supervisor import Supervisor
+from cluster.wakeup import SignalPipe
+from scheduler.errors import ConfigError
+
+EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
+
+CANNOT_START = (ConfigError, ModelError, AddressError, StartFailed, StartInterrupted)
+"""What `run_cluster` raises when nothing came up."""
+
+
+def main() -> int:
+    """Run one cluster for a parent process; the exit code."""
+    line = sys.stdin.buffer.readline()
+    try:
+        run_cluster(decode_config(line), on_ready=announce, parent_fd=sys.stdin.fileno())
+    except StartInterrupted as error:
+        announce(ClusterFailed(message=str(error)))
+        return EXIT_INTERRUPTED
+    except CANNOT_START as error:
+        announce(ClusterFailed(message=str(error)))
+        return EXIT_FAILED
+    except ClusterLost as error:
+        EventLog("supervisor").error("cluster_lost", error=error)
+        return EXIT_FAILED
+    return EXIT_DONE
+
+
+def run_cluster(
+    config: EngineConfig,
+    *,
+    on_ready: Callable[[ClusterReady], None],
+    parent_fd: int | None = None,
+) -> None:
+    """Bring a cluster up in this process's main thread, and keep it until a signal comes.
+
+    Raises:
+        ConfigError, ModelError, AddressError, StartFailed: it did not come up, and why.
+        StartInterrupted: a signal came before it was up.
+        ClusterLost: it was up and could not go on.
+    """
+    show_events("supervisor", config.log_level)
+    log = EventLog("supervisor")
+    plan = plan_launch(config, log)
+    signals = SignalPipe((signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    supervisor = Supervisor(
+        plan,
+        lambda report: make_backend(plan, report, log),
+        signals,
+        parent_fd=parent_fd,
+        on_ready=on_ready,
+        log=log,
+    )
+    try:
+        supervisor.run()
+    finally:
+        if supervisor.is_stuck:
+            os._exit(EXIT_FAILED)
+
+
+def plan_launch(config: EngineConfig, log: EventLog) -> LaunchPlan:
+    """Find the model, fetching it if need be, and settle what depends on this host.
+
+    Raises:
+        ConfigError, ModelError
+    """
+    resolved = config.resolved(has_gpu=has_gpu())
+    model_dir = resolve_model(
+        resolved.model,
+        Path(resolved.models_dir),
+        report=lambda what: log.info("model", doing=what),
+    )
+    return LaunchPlan(
+        config=resolved,
+        model=resolved.model or DEFAULT_MODEL,
+        model_dir=model_dir.resolve(),
+        engine_id=secrets.token_hex(4),
+        key=secrets.token_urlsafe(32),
+        cores=tuple(sorted(os.sched_getaffinity(0))),
+        curve=Curve.fresh() if resolved.encrypt else None,
+    )
+
+
+def make_backend(plan: LaunchPlan, report: Report, log: EventLog) -> Backend:
+    """Who starts the workers, by the config."""
+    config = plan.config
+    if config.backend == "local":
+        return LocalBackend(report, num_ranks=config.num_ranks, cores=plan.cores, log=log)
+    from cluster.ray_backend import RayBackend  # Ray takes half a second to import
+
+    return RayBackend(
+        report,
+        num_ranks=config.num_ranks,
+        cores=plan.cores,
+        log=log,
+        address=config.ray_address,
+        uses_gpus=config.device == "cuda",
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
