@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.worker.batches import RandomStep, make_step
-from worker.ops.cpu import CpuOperations
+from worker.ops.cpu import CpuOperations, filled_rows
 from worker.ops.reference import ReferenceOperations
 from worker.ops.table import NO_WINDOW, BatchInputs, HeadNorms, Operations
 
@@ -173,6 +173,15 @@ def test_linear_layers_agree(dtype: torch.dtype, rows: int, has_bias: bool) -> N
 
     assert found.is_contiguous()
     assert_near(found, oracle.linear(x, oracle.pack_linear(weight, bias)))
+
+
+def test_few_numbers_of_rows_are_computed_and_none_costs_much_more() -> None:
+    filled = [filled_rows(rows) for rows in range(2049)]
+
+    assert all(rows <= found <= 1.25 * rows for rows, found in enumerate(filled))
+    assert filled[:17] == list(range(17))
+    assert len(set(filled)) < 60
+    assert all(filled_rows(found) == found for found in filled)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,8 +1,10 @@
 """The fast set for CPUs, in plain torch: few calls, no copies of the cache that can be avoided.
 
 Linear layers use oneDNN with weights packed once (2.4 times torch's own at 8 rows in float32
-on Zen 3). Attention is planned once per step and window: decodes of similar length form one
-batch, slices of several tokens run one by one in pieces of rows.
+on Zen 3). It compiles and keeps a kernel for every number of rows it meets (half a millisecond
+and half a megabyte each), so rows are filled up to one of a few numbers. Attention is planned
+once per step and window: decodes of similar length form one batch, slices of several tokens
+run one by one in pieces of rows.
 """
 
 from dataclasses import dataclass
@@ -39,6 +41,7 @@ class CpuOperations:
 
     def __init__(self) -> None:
         self._step: _Step | None = None
+        self._eps: dict[float, Tensor] = {}
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         if _packs(weight.dtype):
@@ -48,10 +51,14 @@ class CpuOperations:
 
     def linear(self, x: Tensor, linear: Linear) -> Tensor:
         weight = linear.weight
-        if weight.is_mkldnn:
-            out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, linear.bias, "none", [], "")
-            return out
-        return F.linear(x, weight, linear.bias)
+        if not weight.is_mkldnn:
+            return F.linear(x, weight, linear.bias)
+        rows = x.shape[0]
+        filled = filled_rows(rows)
+        if filled != rows:
+            x = F.pad(x, (0, 0, 0, filled - rows))
+        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, linear.bias, "none", [], "")
+        return out if filled == rows else out[:rows]
 
     def embedding(self, token_ids: Tensor, table: Tensor, first_id: int) -> Tensor:
         local = token_ids - first_id if first_id else token_ids
@@ -63,8 +70,8 @@ class CpuOperations:
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         if x.dtype != torch.float32:
-            return _normed(x.float(), eps).mul_(weight.float()).to(x.dtype)
-        return _normed(x, eps).mul_(weight)
+            return self._normed(x.float(), eps).mul_(weight.float()).to(x.dtype)
+        return self._normed(x, eps).mul_(weight)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
         return self.rms_norm(residual.add_(x), weight, eps)
@@ -121,10 +128,29 @@ class CpuOperations:
 
     def _norm_heads(self, heads: Tensor, num_heads: int, norms: HeadNorms) -> Tensor:
         """[T, H, 2, head_dim / 2] in float32, query heads, then key heads."""
-        normed = _normed(heads.flatten(2).float(), norms.eps)
+        normed = self._normed(heads.flatten(2).float(), norms.eps)
         normed[:, :num_heads] *= norms.q_weight.float()
         normed[:, num_heads:] *= norms.k_weight.float()
         return normed.view(heads.shape)
+
+    def _normed(self, x: Tensor, eps: float) -> Tensor:
+        """x / sqrt(mean(x^2) + eps) of float32, as a new tensor."""
+        added = self._eps.get(eps)
+        if added is None:
+            added = self._eps[eps] = torch.tensor(eps)
+        norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        # One call for square, divide and add: a call costs more than its arithmetic.
+        return x * torch.addcmul(added, norm, norm, value=1.0 / x.shape[-1]).rsqrt_()
+
+
+def filled_rows(rows: int) -> int:
+    """The number of rows that is computed for `rows`: itself up to 16, then one of 8 per
+    doubling up to 64, then one of 4 (at most a quarter more)."""
+    if rows <= 16:
+        return rows
+    doubling = (rows - 1).bit_length() - 1
+    grain = 1 << (doubling - 3 if rows <= 64 else doubling - 2)
+    return -(-rows // grain) * grain
 
 
 def _packs(dtype: torch.dtype) -> bool:
@@ -134,9 +160,3 @@ def _packs(dtype: torch.dtype) -> bool:
     if dtype == torch.bfloat16:
         return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
     return dtype == torch.float32
-
-
-def _normed(x: Tensor, eps: float) -> Tensor:
-    """x / sqrt(mean(x^2) + eps) of float32, as a new tensor."""
-    norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return x * norm.square_().mul_(1.0 / x.shape[-1]).add_(eps).rsqrt_()
