@@ -1,0 +1,40 @@
+"""What the end-to-end tests share: the reference, the tokenizer, and loaded ranks."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from cluster.frontend.tokenizer import Tokenizer
+from tests.system.in_process import LoadedRanks
+from tests.system.oracle import Oracle
+
+
+@pytest.fixture(scope="session")
+def oracle(smollm2: Path) -> Iterator[Oracle]:
+    reference = Oracle(smollm2)
+    yield reference
+    reference.close()
+
+
+@pytest.fixture(scope="session")
+def tokenizer(smollm2: Path) -> Tokenizer:
+    return Tokenizer.from_directory(smollm2)
+
+
+@pytest.fixture(scope="session")
+def loaded(smollm2: Path) -> Iterator[Callable[[int], LoadedRanks]]:
+    """The ranks of a tensor-parallel size, loaded when first asked for."""
+    threads = torch.get_num_threads()
+    by_size: dict[int, LoadedRanks] = {}
+
+    def get(tp: int) -> LoadedRanks:
+        if tp not in by_size:
+            by_size[tp] = LoadedRanks(smollm2, tp)
+        return by_size[tp]
+
+    yield get
+    for ranks in by_size.values():
+        ranks.close()
+    torch.set_num_threads(threads)
