@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from cluster.frontend.draft import Draft, Prompt, RequestOptions
-from cluster.frontend.engine_client import ClientConfig, EngineClient
+from cluster.frontend.engine_client import ClientConfig, EngineClient, seeds_from
 from cluster.frontend.errors import QueueFull, WaitTimedOut
 from cluster.frontend.requests import LiveRequest, Watcher
 from cluster.messages import ServerInfo, Status
@@ -160,6 +160,7 @@ class AsyncClient:
         connect_timeout_s: float = 10.0,
         label: str = "",
         server_key: str = "",
+        seed: int | None = None,
     ) -> None:
         config = ClientConfig(
             address=address,
@@ -167,7 +168,7 @@ class AsyncClient:
             label=label,
             server_key=server_key,
         )
-        self._engine = EngineClient(config)
+        self._engine = EngineClient(config, draw_seed=seeds_from(seed))
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="stoker-async-client")
         self._closer = weakref.finalize(self, self._engine.close)
 

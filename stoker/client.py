@@ -10,7 +10,7 @@ from time import monotonic
 from types import TracebackType
 
 from cluster.frontend.draft import Draft, Prompt, RequestOptions
-from cluster.frontend.engine_client import ClientConfig, EngineClient
+from cluster.frontend.engine_client import ClientConfig, EngineClient, seeds_from
 from cluster.frontend.errors import QueueFull
 from cluster.frontend.requests import LiveRequest
 from cluster.messages import ServerInfo, Status
@@ -105,6 +105,7 @@ class Client:
             ipc://PATH.
         connect_timeout_s: longest wait for an engine that is ready, at each call.
         server_key: the engine's public CURVE key, if it encrypts.
+        seed: where the seeds of requests without one come from; None: from the system's chance.
     Raises:
         AddressError: the address cannot be dialled.
     """
@@ -116,6 +117,7 @@ class Client:
         connect_timeout_s: float = 10.0,
         label: str = "",
         server_key: str = "",
+        seed: int | None = None,
     ) -> None:
         config = ClientConfig(
             address=address,
@@ -123,7 +125,7 @@ class Client:
             label=label,
             server_key=server_key,
         )
-        self._engine = EngineClient(config)
+        self._engine = EngineClient(config, draw_seed=seeds_from(seed))
         # Also closes a client that is dropped, and at the interpreter's end.
         self._closer = weakref.finalize(self, self._engine.close)
 

@@ -19,5 +19,7 @@ def cluster_of(arguments: argparse.Namespace) -> Iterator[Client]:
     from cluster.config import load_config
     from stoker.llm import LLM
 
-    with LLM.of_config(load_config(arguments)) as llm:
+    # The answers are what a user wants to see; the cluster's life only on request.
+    level = None if "log_level" in vars(arguments) else "warning"
+    with LLM.of_config(load_config(arguments, log_level=level)) as llm:
         yield llm.client

@@ -38,5 +38,17 @@ def answers_bar(count: int, *, is_wanted: bool = True) -> Iterator[OnAnswer]:
         yield tell
 
 
+@contextmanager
+def starting_spinner(model: str, *, is_wanted: bool = True) -> Iterator[None]:
+    """A sign of life while a cluster starts."""
+    if not is_wanted or not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(f"starting a cluster for {model}"):
+        yield
+
+
 def _say_nothing(_: RequestOutput) -> None:
     pass

@@ -1,9 +1,11 @@
 """Which clusters run on this machine for this user: one small file each, gone when they end.
 
-The folder belongs to the user alone, so that nobody else can send `stoker status` elsewhere.
+The folder belongs to the user alone, so that nobody else can send `stoker status` elsewhere;
+it goes with the last file.
 A file whose process is gone was left by a kill; whoever sees it removes it.
 """
 
+import contextlib
 import os
 import stat
 import tempfile
@@ -45,6 +47,8 @@ def announced(address: str, model: str, folder: Path | None = None) -> Iterator[
         yield
     finally:
         path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # others' files are in it
+            place.rmdir()
 
 
 def running_clusters(folder: Path | None = None) -> list[RunningCluster]:

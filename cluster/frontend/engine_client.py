@@ -15,7 +15,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from secrets import randbelow
+from random import Random, SystemRandom
 
 from cluster.errors import AddressError, LinkLost, WireError
 from cluster.frontend.draft import (
@@ -65,6 +65,13 @@ class ClientConfig:
     """The engine's public CURVE key (Z85); empty: plain."""
 
 
+def seeds_from(seed: int | None) -> Callable[[], int]:
+    """Draws seeds for requests that have none: the same ones for the same `seed`, or, for
+    None, nobody knows which."""
+    chance = SystemRandom() if seed is None else Random(seed)
+    return lambda: chance.randrange(MAX_SEED - MAX_N)
+
+
 class EngineClient:
     """Submits requests to one engine and keeps their state. Any thread may call anything.
 
@@ -77,7 +84,7 @@ class EngineClient:
         config: ClientConfig,
         *,
         clock: Callable[[], float] = time.monotonic,
-        draw_seed: Callable[[], int] = lambda: randbelow(MAX_SEED - MAX_N),
+        draw_seed: Callable[[], int] | None = None,
     ) -> None:
         check_address(config.address)
         self.config = config
@@ -86,7 +93,7 @@ class EngineClient:
         self._changed = threading.Condition(self.lock)
         self._log = EventLog("client", address=config.address)
         self._clock = clock
-        self._draw_seed = draw_seed
+        self._draw_seed = seeds_from(None) if draw_seed is None else draw_seed
         self._session = FrontSession(PROTOCOL_VERSION, config.label)
         self._outbox: deque[bytes] = deque()
         self._numbers = itertools.count()
