@@ -14,6 +14,7 @@ import pytest
 
 from stoker.cli import make_parser
 from tests.cluster.cluster_rig import Rig
+from tests.cluster.frontend.fake_engine import ANSWER, FakeEngine, answer_at_once
 from tests.cluster.scripted import Script, tokens_after
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -184,6 +185,43 @@ def test_a_table_that_differs_from_the_code_is_found_and_mended(tmp_path: Path) 
     assert doc_tables("--check", "--docs", str(tmp_path)).returncode == 1
     assert doc_tables("--docs", str(tmp_path)).returncode == 0
     assert stale.read_text() == TEXTS["docs/configuration.md"]
+
+
+# --- programs of the README -----------------------------------------------------------------
+
+
+def readme_programs() -> list[str]:
+    return re.findall(r"(?ms)^```python\n(.*?)^```$", TEXTS["README.md"])
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_the_client_programs_of_the_readme_stream_an_answer(
+    number: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = readme_programs()[number]
+    with FakeEngine("tcp://127.0.0.1:0", script=answer_at_once) as engine:
+        assert "tcp://127.0.0.1:5555" in program
+        run(program.replace("tcp://127.0.0.1:5555", engine.address))
+
+    assert ANSWER.strip() in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.model
+@pytest.mark.ray
+def test_the_first_program_of_the_readme_answers_with_a_model(
+    smollm2: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("STOKER_MODELS_DIR", str(smollm2.parent))
+    run(readme_programs()[0])
+
+    printed = capsys.readouterr().out
+    assert "The capital of France is" in printed
+    assert "Paris" in printed.splitlines()[-1]
+
+
+def run(program: str) -> None:
+    exec(compile(program, "README.md", "exec"), {"__name__": "__main__"})
 
 
 # --- the client in twenty lines -------------------------------------------------------------
