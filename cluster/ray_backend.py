@@ -167,6 +167,8 @@ class RayBackend:
             ) from error
 
     def _start_own(self) -> None:
+        # Ray opens its own folder to everybody, so it gets one inside a private one. The names
+        # are short because the paths of Ray's sockets must stay below 107 bytes.
         self._folder = Path(tempfile.mkdtemp(prefix="stoker-ray-"))
         token = self._folder / "token"
         token.touch(mode=0o600)
@@ -184,7 +186,7 @@ class RayBackend:
                 include_dashboard=False,
                 log_to_driver=True,
                 logging_level=logging.ERROR,
-                _temp_dir=str(self._folder),
+                _temp_dir=str(self._folder / "r"),
             )
         except Exception as error:
             raise BackendError(f"Ray did not start on this host: {error}") from error

@@ -52,10 +52,11 @@ def test_every_socket_of_our_own_ray_is_on_loopback(backend: RayBackend) -> None
     assert addresses <= {"127.0.0.1", "::1", "::ffff:127.0.0.1"}
 
 
-def test_the_token_of_our_own_ray_is_for_its_owner_alone(backend: RayBackend) -> None:
+def test_the_token_and_files_of_our_own_ray_are_for_their_owner_alone(backend: RayBackend) -> None:
     assert backend._folder is not None
 
-    assert (backend._folder / "token").stat().st_mode & 0o077 == 0
+    for path in (backend._folder, backend._folder / "token"):
+        assert path.stat().st_mode & 0o077 == 0
 
 
 def test_two_ranks_get_a_core_each_and_a_dead_one_is_reported(
