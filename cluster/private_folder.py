@@ -37,10 +37,9 @@ class PrivateFolder:
         try:
             sweep(where)
             self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=where))
+            self._lock = _locked(self.path)
         except OSError as error:
             raise AddressError(f"cannot make a folder for sockets in {where}: {error}") from error
-        self._lock = os.open(self.path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     def address(self, name: str) -> str:
         return f"ipc://{self.path}/{name}"
@@ -51,6 +50,15 @@ class PrivateFolder:
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
+
+
+def _locked(folder: Path) -> int:
+    """A lock file that has its name only when it is locked, lest a sweep come between."""
+    unnamed = folder / f"new-{_LOCK}"
+    lock = os.open(unnamed, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    unnamed.rename(folder / _LOCK)
+    return lock
 
 
 def sweep(parent: Path) -> None:

@@ -11,6 +11,7 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 from cluster.announcements import ClusterFailed, ClusterReady, announce
 from cluster.backend import Backend, Report
@@ -32,11 +33,21 @@ CANNOT_START = (ConfigError, ModelError, AddressError, StartFailed, StartInterru
 """What `run_cluster` raises when nothing came up."""
 
 
-def main() -> int:
+PlanMaker: TypeAlias = Callable[[EngineConfig, EventLog], LaunchPlan]
+BackendMaker: TypeAlias = Callable[[LaunchPlan, Report, EventLog], Backend]
+
+
+def main(make_plan: PlanMaker | None = None, make_backend: BackendMaker | None = None) -> int:
     """Run one cluster for a parent process; the exit code."""
     line = sys.stdin.buffer.readline()
     try:
-        run_cluster(decode_config(line), on_ready=announce, parent_fd=sys.stdin.fileno())
+        run_cluster(
+            decode_config(line),
+            on_ready=announce,
+            parent_fd=sys.stdin.fileno(),
+            make_plan=make_plan,
+            make_backend=make_backend,
+        )
     except StartInterrupted as error:
         announce(ClusterFailed(message=str(error)))
         return EXIT_INTERRUPTED
@@ -54,8 +65,16 @@ def run_cluster(
     *,
     on_ready: Callable[[ClusterReady], None],
     parent_fd: int | None = None,
+    make_plan: PlanMaker | None = None,
+    make_backend: BackendMaker | None = None,
 ) -> None:
     """Bring a cluster up in this process's main thread, and keep it until a signal comes.
+
+    Args:
+        on_ready: told once, when requests are taken.
+        parent_fd: a descriptor whose end of file ends the cluster, too.
+        make_plan: finds the model and settles what depends on this host.
+        make_backend: chooses who starts the workers.
 
     Raises:
         ConfigError, ModelError, AddressError, StartFailed: it did not come up, and why.
@@ -64,12 +83,12 @@ def run_cluster(
     """
     show_events("supervisor", config.log_level)
     log = EventLog("supervisor")
-    plan = plan_launch(config, log)
-    signals = SignalPipe((signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    plan = (make_plan or plan_launch)(config, log)
+    choose = make_backend or backend_of
     supervisor = Supervisor(
         plan,
-        lambda report: make_backend(plan, report, log),
-        signals,
+        lambda report: choose(plan, report, log),
+        SignalPipe((signal.SIGINT, signal.SIGTERM, signal.SIGHUP)),
         parent_fd=parent_fd,
         on_ready=on_ready,
         log=log,
@@ -104,7 +123,7 @@ def plan_launch(config: EngineConfig, log: EventLog) -> LaunchPlan:
     )
 
 
-def make_backend(plan: LaunchPlan, report: Report, log: EventLog) -> Backend:
+def backend_of(plan: LaunchPlan, report: Report, log: EventLog) -> Backend:
     """Who starts the workers, by the config."""
     config = plan.config
     if config.backend == "local":

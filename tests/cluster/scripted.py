@@ -29,6 +29,10 @@ class Script:
     raise_at_step: int | None = None
     hang_at_step: int | None = None
     fail_at_load: str = ""
+    load_s: float = 0.0
+    """Loading takes this long."""
+    step_s: float = 0.0
+    """A step takes this long."""
     wrong_step: bool = False
     """Answer with another step's number."""
     hold: threading.Event | None = None
@@ -46,6 +50,8 @@ class ScriptedRunner:
         self._script = script
 
     def load(self) -> None:
+        print("loading", flush=True)
+        threading.Event().wait(self._script.load_s)
         if self._script.fail_at_load:
             raise ValueError(self._script.fail_at_load)
 
@@ -65,6 +71,7 @@ class ScriptedRunner:
     def execute(self, plan: StepPlan) -> StepResult | None:
         script = self._script
         script.plans.append(plan)
+        threading.Event().wait(script.step_s)
         if script.hold is not None:
             script.hold.wait(20)
         if plan.step == script.raise_at_step:
