@@ -8,6 +8,10 @@ from torch import Tensor
 
 from kvcache.geometry import KVGeometry
 
+ALIGNMENT = 64
+"""Bytes, as torch aligns its own tensors: matrix products of the same numbers may round
+differently at another alignment, and gathered blocks must give what blocks in place do."""
+
 
 class KVStore:
     """K/V of one rank for `num_blocks` blocks, one tensor per layer.
@@ -33,5 +37,7 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     """On a CPU numpy's zeros, which are pages not taken yet; torch's would write each one."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    buffer = np.zeros(math.prod(shape) * dtype.itemsize, dtype=np.uint8)
-    return torch.from_numpy(buffer).view(dtype).view(shape)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    buffer = np.zeros(num_bytes + ALIGNMENT, dtype=np.uint8)
+    start = -buffer.ctypes.data % ALIGNMENT
+    return torch.from_numpy(buffer[start : start + num_bytes]).view(dtype).view(shape)

@@ -1,5 +1,6 @@
 """The fast CPU set against the oracle."""
 
+import dataclasses
 from collections.abc import Iterator
 
 import numpy as np
@@ -112,6 +113,50 @@ def test_attention_agrees_in_every_type(dtype: torch.dtype) -> None:
 def test_head_norms_agree(dtype: torch.dtype) -> None:
     norms = HeadNorms(random(16, dtype=dtype), random(16, dtype=dtype, seed=1), 1e-6)
     assert_attention_agrees(make_step([(30, 1), (0, 20)], dtype=dtype), norms=norms)
+
+
+def alone(step: RandomStep, row: int) -> RandomStep:
+    """The step with one of its slices only."""
+    batch, offsets = step.batch, step.batch.slice_offsets.tolist()
+    tokens = slice(offsets[row], offsets[row + 1])
+    count = tokens.stop - tokens.start
+    own = BatchInputs(
+        token_ids=batch.token_ids[tokens],
+        positions=batch.positions[tokens],
+        cells=batch.cells[tokens],
+        slice_offsets=torch.tensor([0, count], dtype=torch.int32),
+        block_tables=batch.block_tables[row : row + 1].contiguous(),
+        context_lens=batch.context_lens[row : row + 1],
+        max_slice_len=count,
+        max_context_len=int(batch.context_lens[row]),
+    )
+    return dataclasses.replace(step, batch=own, qkv=step.qkv[tokens])
+
+
+@pytest.mark.parametrize("is_scattered", [False, True])
+@pytest.mark.parametrize("block_size", [8, 16, 32])
+def test_company_changes_no_bit_of_attention(block_size: int, is_scattered: bool) -> None:
+    lengths = np.random.default_rng(0).integers(1, 600, 12).tolist()
+    slices = [*((length, 1) for length in lengths), (40, 30), (0, 150)]
+    step = make_step(
+        slices, heads=(9, 3), head_dim=64, block_size=block_size, is_scattered=is_scattered
+    )
+    together, _ = attend(CpuOperations(), step)
+
+    offsets = step.batch.slice_offsets.tolist()
+    for row in range(len(slices)):
+        single, _ = attend(CpuOperations(), alone(step, row))
+        assert single.equal(together[offsets[row] : offsets[row + 1]]), slices[row]
+
+
+def test_company_changes_no_bit_of_a_linear_layer() -> None:
+    ops = CpuOperations()
+    linear = ops.pack_linear(random(96, 160), None)
+    x = random(300, 160, seed=1)
+    first = ops.linear(x[:1], linear)
+
+    for rows in (2, 5, 16, 17, 33, 64, 65, 130, 300):
+        assert ops.linear(x[:rows], linear)[:1].equal(first)
 
 
 def test_cells_of_other_sequences_are_not_touched() -> None:
