@@ -277,8 +277,14 @@ class ModelRunner:
         rows = batch.slice_offsets[1:].to(torch.int64) - 1
         hidden = self._launch(batch, [kv], rows)
         logits = self._gathered_logits(hidden)
-        if logits is not None:
-            torch.softmax(logits, dim=-1).cumsum(dim=-1, dtype=torch.float64)
+        if logits is None:
+            return
+        torch.softmax(logits, dim=-1).cumsum(dim=-1, dtype=torch.float64)
+        draw = find_draw(self._ops)
+        if draw is not None:  # compiled now, not while the first request waits
+            whole = torch.ones(len(logits), dtype=torch.int64, device=self._device)
+            share = whole.double()
+            draw(logits, share.float(), whole, share, share, whole, whole)
 
 
 def choose_dtype(wanted: str, checkpoint: str, device: torch.device) -> torch.dtype:

@@ -78,9 +78,19 @@ def make_rows(logits: Tensor, seed: int) -> list[Row]:
     ]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("has_ties", [False, True])
+def test_many_filtered_draws_are_the_samplers_by_definition(has_ties: bool) -> None:
+    num_rows, vocab_size = (5000, 50_000) if HAS_GPU else (40, 3000)
+    check_draws(has_ties, num_rows, vocab_size)
+
+
 @pytest.mark.parametrize("has_ties", [False, True])
 def test_filtered_draws_are_the_samplers_by_definition(has_ties: bool) -> None:
-    num_rows, vocab_size = (2000, 5000) if HAS_GPU else (10, 40)
+    check_draws(has_ties, num_rows=10, vocab_size=40)
+
+
+def check_draws(has_ties: bool, num_rows: int, vocab_size: int) -> None:
     generator = torch.Generator().manual_seed(int(has_ties))
     logits = 3 * torch.randn((num_rows, vocab_size), generator=generator)
     if has_ties:

@@ -89,7 +89,7 @@ def decode_kernel(
     bound,
     q_stride,
     table_stride,
-    v_offset,
+    v_offset: tl.int64,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     GROUP_PADDED: tl.constexpr,

@@ -109,7 +109,7 @@ def prefill_kernel(
     window,
     q_stride,
     table_stride,
-    v_offset,
+    v_offset: tl.int64,
     NUM_KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr,
     HEAD_DIM: tl.constexpr,

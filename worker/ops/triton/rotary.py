@@ -22,7 +22,7 @@ def rotate_and_store_kernel(
     k_weight,
     eps,
     qkv_stride,
-    v_rows,
+    v_rows: tl.int64,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     HALF: tl.constexpr,
