@@ -5,13 +5,20 @@ so that an idle engine uses no CPU. What it may do is decided elsewhere: by the 
 the groups' state machines, and by the front desk for clients.
 """
 
-import hmac
 import signal
 from collections.abc import Callable, Iterable
 
+from cluster.back_desk import (
+    BackDesk,
+    SupervisorLeft,
+    WorkerAllocated,
+    WorkerAnswered,
+    WorkerCame,
+    WorkerLeft,
+)
 from cluster.engine_launch import EngineLaunch
-from cluster.errors import PeerGone, WireError
-from cluster.front_desk import FrontDesk, is_worth_a_line
+from cluster.errors import PeerGone
+from cluster.front_desk import FrontDesk
 from cluster.frontend.tokenizer_files import TokenizerFiles
 from cluster.groups import (
     Instruction,
@@ -27,26 +34,20 @@ from cluster.lanes import Lane
 from cluster.links import EngineLinks
 from cluster.logs import EventLog
 from cluster.messages import (
-    FromEngine,
     GenerationDefaults,
     GroupLost,
     GroupReady,
     GroupStopped,
     PoolSize,
-    Refusal,
     ServerInfo,
     Shutdown,
     StartGroup,
     Status,
-    Stop,
-    SupervisorHello,
-    ToEngine,
     WorkerFailed,
     WorkerHello,
-    WorkerReady,
 )
 from cluster.status import build_status
-from cluster.wire import FROM_ENGINE, PROTOCOL_VERSION, TO_ENGINE
+from cluster.wire import FROM_ENGINE, PROTOCOL_VERSION
 from scheduler.config import ModelLimits
 from scheduler.errors import ConfigError, ProtocolError
 from scheduler.journal import Journal
@@ -84,17 +85,15 @@ class Engine:
         self._clock = clock
         self._log = log
         self._began = clock()
-        self._desk = FrontDesk(links.front, tokenizer, self.status, log)
+        self._back = BackDesk(links.back, launch.engine_id, launch.key, log)
+        self._front = FrontDesk(links.front, tokenizer, self.status, log)
         self._scheduler: Scheduler | None = None
         """Made when the first group says what the model is."""
         self._groups = {group: self._new_group(group) for group in range(launch.num_groups)}
         self._lanes: dict[int, Lane] = {}
-        self._group_by_peer: dict[bytes, int] = {}
-        self._supervisor: bytes | None = None
         self._news: list[Outgoing] = []
         self._stop_at: float | None = None
         self._stop_message = ""
-        self._num_dropped = 0
 
     def _new_group(self, group: int) -> WorkerGroup:
         return WorkerGroup(
@@ -115,7 +114,7 @@ class Engine:
                 self.stop(f"the engine received {signals[0].name}")
             now = self._clock()
             self._keep_time(now)
-            for receive in (self._receive, self._desk.receive):
+            for receive in (self._receive, self._front.receive):
                 receive(now)
                 self._dispatch(now)  # first the workers, who must not wait
                 self._flush(now)
@@ -127,7 +126,7 @@ class Engine:
         if self._stop_at is None:
             self._log.info("engine_stopping", reason=message, drain_s=drain_s)
             self._stop_message = message
-            self._desk.close(message, drain_s, now)
+            self._front.close(message, drain_s, now)
         self._stop_at = min(now + drain_s, self._stop_at or float("inf"))
 
     def _is_done(self) -> bool:
@@ -140,7 +139,7 @@ class Engine:
         """Until the next thing that time alone brings about; None: only a message wakes us."""
         deadlines = [group.next_deadline for group in self._groups.values()]
         deadlines += [self._step_deadline(lane) for lane in self._lanes.values()]
-        deadlines += [self._desk.next_deadline, self._stop_at]
+        deadlines += [self._front.next_deadline, self._stop_at]
         if self._scheduler is not None:
             deadlines.append(self._scheduler.next_deadline())
             if self._is_stuck():
@@ -176,7 +175,7 @@ class Engine:
                 self._fail(number, lane.epoch, -1, why, now, step=step)
         if self._scheduler is not None:
             self._news += self._scheduler.expire(now)
-        self._desk.keep_time(now)
+        self._front.keep_time(now)
 
     def _dispatch(self, now: float) -> None:
         """Give each group that has room another plan, the same bytes to each rank."""
@@ -195,83 +194,40 @@ class Engine:
 
     def _flush(self, now: float) -> None:
         news, self._news = self._news, []
-        self._desk.deliver(news, now)
+        self._front.deliver(news, now)
 
     # --- the back socket ---
 
     def _receive(self, now: float) -> None:
-        for peer, frame in self._links.back.receive():
-            if frame is None:
-                self._note_departure(peer, now)
-                continue
-            try:
-                message = TO_ENGINE.decode(frame)
-            except WireError as error:
-                self._drop(str(error))
-            else:
-                self._take(peer, message, now)
-
-    def _take(self, peer: bytes, message: ToEngine, now: float) -> None:
-        if peer in self._group_by_peer:
-            self._take_from_worker(peer, message, now)
-        elif peer == self._supervisor:
-            self._take_from_supervisor(message, now)
-        else:
-            self._take_from_stranger(peer, message, now)
-
-    def _take_from_worker(self, peer: bytes, message: ToEngine, now: float) -> None:
-        number = self._group_by_peer[peer]
-        group = self._groups[number]
-        match message:
-            case StepResult():
-                self._apply(number, peer, message, now)
-            case WorkerReady():
-                self._follow(group.ready(peer, now), now)
-            case WorkerFailed():
-                self._fail_from(message, now)
-            case _:
-                self._drop(f"a worker of group {number} sent a {type(message).__name__}")
-
-    def _take_from_supervisor(self, message: ToEngine, now: float) -> None:
-        match message:
-            case WorkerFailed():
-                self._fail_from(message, now)
-            case GroupStopped(group=number, epoch=epoch) if number in self._groups:
-                self._follow(self._groups[number].stopped(epoch, now), now)
-            case Shutdown():
-                self.stop(message.message, message.drain_s)
-            case _:
-                self._drop(f"the supervisor sent a {type(message).__name__}")
-
-    def _take_from_stranger(self, peer: bytes, message: ToEngine, now: float) -> None:
-        """Only somebody with our key is no stranger any more."""
-        if isinstance(message, WorkerHello | SupervisorHello):
-            if message.protocol != PROTOCOL_VERSION:
-                self._refuse(
-                    peer,
-                    "protocol",
-                    f"the engine speaks protocol {PROTOCOL_VERSION}, this peer "
-                    f"{message.protocol}; install the same version of Stoker on every node",
-                )
-            elif message.engine_id != self._launch.engine_id or not self._knows_key(message.key):
-                self._refuse(peer, "stranger", "this is another engine than the one you look for")
-            elif isinstance(message, SupervisorHello):
-                self._supervisor = peer
-                self._log.debug("supervisor_came")
-            else:
-                self._greet(peer, message, now)
-        elif isinstance(message, WorkerFailed) and self._knows_key(message.key):
-            self._fail_from(message, now)
-        else:
-            self._drop(f"a stranger sent a {type(message).__name__}")
-
-    def _knows_key(self, key: str) -> bool:
-        return hmac.compare_digest(key.encode(), self._launch.key.encode())
+        for event in self._back.receive():
+            match event:
+                case WorkerAnswered(peer=peer, group=number, result=result):
+                    self._apply(number, peer, result, now)
+                case WorkerAllocated(peer=peer, group=number):
+                    self._follow(self._groups[number].ready(peer, now), now)
+                case WorkerCame(peer=peer, hello=hello):
+                    self._greet(peer, hello, now)
+                case WorkerLeft(peer=peer, group=number):
+                    group = self._groups[number]
+                    rank = group.rank_of(peer)
+                    if rank is not None:
+                        self._fail(number, group.epoch, rank, "its connection ended", now)
+                case WorkerFailed():
+                    self._fail(
+                        event.group, event.epoch, event.rank, event.message, now, step=event.step
+                    )
+                case GroupStopped(group=number, epoch=epoch):
+                    if number in self._groups:
+                        self._follow(self._groups[number].stopped(epoch, now), now)
+                case Shutdown(message=message, drain_s=drain_s):
+                    self.stop(message, drain_s)
+                case SupervisorLeft():
+                    self.stop("the supervisor is gone")
 
     def _greet(self, peer: bytes, hello: WorkerHello, now: float) -> None:
         group = self._groups.get(hello.group)
         if group is None:
-            self._refuse(peer, "stranger", f"there is no group {hello.group}")
+            self._back.refuse(peer, "stranger", f"there is no group {hello.group}")
             return
         self._log.info(
             "worker_loaded",
@@ -282,13 +238,12 @@ class Engine:
             pid=hello.pid,
             num_blocks=hello.capacity.num_blocks,
         )
-        self._group_by_peer[peer] = hello.group
         self._follow(group.hello(peer, hello, now), now)
 
     def _apply(self, number: int, peer: bytes, result: StepResult, now: float) -> None:
         lane = self._lanes.get(number)
         if self._scheduler is None or lane is None or peer != lane.peers[0]:
-            self._drop(f"a result for group {number} that it did not have to give")
+            self._back.drop(f"a result for group {number} that it did not have to give")
             return
         try:
             self._news += self._scheduler.apply(number, result, now)
@@ -298,29 +253,13 @@ class Engine:
         if result.epoch == lane.epoch:
             lane.answered(now)
 
-    def _note_departure(self, peer: bytes, now: float) -> None:
-        if peer == self._supervisor:
-            self._supervisor = None
-            self.stop("the supervisor is gone")
-        number = self._group_by_peer.pop(peer, None)
-        if number is not None:
-            group = self._groups[number]
-            rank = group.rank_of(peer)
-            if rank is not None:
-                self._fail(number, group.epoch, rank, "its connection ended", now)
-
     # --- groups ---
-
-    def _fail_from(self, failure: WorkerFailed, now: float) -> None:
-        self._fail(
-            failure.group, failure.epoch, failure.rank, failure.message, now, step=failure.step
-        )
 
     def _fail(
         self, number: int, epoch: int, rank: int, message: str, now: float, *, step: int = 0
     ) -> None:
         if number not in self._groups:
-            self._drop(f"news of group {number}, which does not exist")
+            self._back.drop(f"news of group {number}, which does not exist")
             return
         self._log.warning(
             "rank_failed", group=number, epoch=epoch, rank=rank, step=step, error=message
@@ -333,16 +272,15 @@ class Engine:
             match instruction:
                 case SizePool(peers=peers, num_blocks=num_blocks):
                     for peer in peers:
-                        self._send(peer, PoolSize(num_blocks))
+                        self._back.send(peer, PoolSize(num_blocks))
                 case Serve():
                     self._serve(instruction, now)
                 case Lose():
                     self._lose(instruction, now)
                 case Start(group=number, epoch=epoch):
-                    self._tell_supervisor(StartGroup(number, epoch))
+                    self._back.tell_supervisor(StartGroup(number, epoch))
                 case Refuse(peer=peer, message=message):
-                    self._group_by_peer.pop(peer, None)
-                    self._refuse(peer, "stranger", message)
+                    self._back.refuse(peer, "stranger", message)
 
     def _serve(self, ready: Serve, now: float) -> None:
         group = self._groups[ready.group]
@@ -357,10 +295,10 @@ class Engine:
         self._log.info(
             "group_ready", group=ready.group, epoch=ready.epoch, num_blocks=ready.num_blocks
         )
-        self._tell_supervisor(
+        self._back.tell_supervisor(
             GroupReady(group=ready.group, epoch=ready.epoch, num_blocks=ready.num_blocks)
         )
-        self._desk.open(scheduler, self._server_info(limits), now)
+        self._front.open(scheduler, self._server_info(limits), now)
 
     def _scheduler_for(self, limits: ModelLimits) -> Scheduler:
         """The scheduler; all groups must serve the same model.
@@ -405,10 +343,8 @@ class Engine:
         if self._lanes.pop(lost.group, None) is not None:
             assert self._scheduler is not None
             self._news += self._scheduler.lose_group(lost.group, now)
-        for peer in [peer for peer, group in self._group_by_peer.items() if group == lost.group]:
-            del self._group_by_peer[peer]
-            self._send(peer, Stop(f"group {lost.group} was lost: {lost.message}"))
-        self._tell_supervisor(
+        self._back.dismiss(lost.group, f"group {lost.group} was lost: {lost.message}")
+        self._back.tell_supervisor(
             GroupLost(
                 group=lost.group,
                 epoch=lost.epoch,
@@ -425,30 +361,9 @@ class Engine:
         who = f"rank {lost.rank} of group {lost.group}" if lost.rank >= 0 else f"group {lost.group}"
         when = f" at step {lost.step}" if lost.step else ""
         why = f"no worker group is left: {who} failed{when}: {lost.message}"
-        self._desk.lack_workers(why)
+        self._front.lack_workers(why)
         if self._scheduler is not None:
             self._news += self._scheduler.fail_waiting(why, now)
-
-    # --- sending ---
-
-    def _send(self, peer: bytes, message: FromEngine) -> None:
-        try:
-            self._links.back.send(peer, FROM_ENGINE.encode(message))
-        except PeerGone as error:
-            self._log.debug("back_message_lost", error=error)
-
-    def _tell_supervisor(self, message: FromEngine) -> None:
-        if self._supervisor is not None:
-            self._send(self._supervisor, message)
-
-    def _refuse(self, peer: bytes, reason: str, message: str) -> None:
-        self._drop(message)
-        self._send(peer, Refusal(reason=reason, message=message))
-
-    def _drop(self, why: str) -> None:
-        self._num_dropped += 1
-        if is_worth_a_line(self._num_dropped):
-            self._log.warning("back_message_dropped", total=self._num_dropped, error=why)
 
     # --- status and end ---
 
@@ -462,9 +377,9 @@ class Engine:
             groups=self._groups.values(),
             lanes=self._lanes,
             stats=None if self._scheduler is None else self._scheduler.stats(),
-            desk=self._desk,
-            num_dropped=self._num_dropped
-            + self._desk.num_dropped
+            desk=self._front,
+            num_dropped=self._back.num_dropped
+            + self._front.num_dropped
             + self._links.front.num_malformed
             + self._links.back.num_malformed,
             now=now,
@@ -477,6 +392,5 @@ class Engine:
             live = [sequence.serial for sequence in self._scheduler.live.values()]
             self._news += self._scheduler.end_early(live, Finish.ABORT, self._stop_message, now)
         self._flush(now)
-        for peer in self._group_by_peer:
-            self._send(peer, Stop(self._stop_message))
+        self._back.stop_all(self._stop_message)
         self._log.info("engine_stopped", num_aborted=len(live) if self._scheduler else 0)

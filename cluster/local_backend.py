@@ -151,7 +151,9 @@ class _LocalRank:
                 group=self._launch.group,
                 epoch=self._launch.epoch,
                 rank=self._launch.rank,
-                message=describe_exit(self._process.pid, code, tuple(self._last_words)),
+                message=describe_exit(
+                    self._process.pid, code, () if self._was_asked else tuple(self._last_words)
+                ),
                 was_asked=self._was_asked,
             )
         )

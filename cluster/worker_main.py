@@ -25,7 +25,10 @@ def main(build: RunnerFactory | None = None) -> int:
     show_events(f"worker {launch.name}", launch.log_level)
     settle_on_cores(launch)
     log = EventLog("worker", group=launch.group, epoch=launch.epoch, rank=launch.rank)
-    return WorkerHost(launch, build if build is not None else build_model_runner, log).run()
+    try:
+        return WorkerHost(launch, build or build_model_runner, log).run()
+    except SystemExit as ended:  # by a signal, when everything in order is done
+        return int(ended.code or 0)
 
 
 def build_model_runner(launch: WorkerLaunch) -> Runner:
@@ -49,5 +52,12 @@ def _end(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
+def end_process(code: int) -> None:
+    """End at once: taking torch apart in order takes a while and helps nobody."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())

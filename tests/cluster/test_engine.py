@@ -562,6 +562,6 @@ def test_two_thousand_short_requests_leave_nothing_behind(tmp_path: Path) -> Non
         engine = rig.engine
         assert engine._scheduler is not None
         assert engine._scheduler.live == {}
-        assert len(engine._desk.clients) == 1
-        assert engine._links.front._known == set(engine._desk.clients._number_by_peer)
+        assert len(engine._front.clients) == 1
+        assert engine._links.front._known == set(engine._front.clients._number_by_peer)
         assert engine._news == []
