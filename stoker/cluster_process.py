@@ -7,10 +7,10 @@ of a cluster outlives who started it.
 
 import contextlib
 import select
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from typing import IO
 
 import msgspec
 
@@ -27,10 +27,10 @@ PARTS_OF_STOPPING = 4
 class ClusterProcess:
     """Started at once; `wait_ready` says when it serves."""
 
-    def __init__(self, config: EngineConfig, command: Sequence[str] = SUPERVISOR_COMMAND) -> None:
+    def __init__(self, config: EngineConfig, command: Sequence[str] | None = None) -> None:
         self._config = config
         self._process = subprocess.Popen(
-            command,
+            SUPERVISOR_COMMAND if command is None else command,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             process_group=0,  # Ctrl-C in a terminal is for us to handle
@@ -74,12 +74,14 @@ class ClusterProcess:
                 f"the cluster was not ready within {config.start_timeout_s:g} s, nor did it say "
                 "why; its log may. Raise start_timeout_s if it only needs longer"
             )
+        line = output.readline()
         try:
-            return read_cluster_line(output.readline())
+            return read_cluster_line(line)
         except msgspec.DecodeError:
-            how = _how(self._process.wait(config.stop_timeout_s))
+            self.end()
+            said = f"said {line!r:.80}" if line else "ended without a word"
             raise StartFailed(
-                f"the cluster's supervisor ended before it was ready ({how}); its log says why"
+                f"the cluster's supervisor {said} ({self.wait()}); its log says why"
             ) from None
 
     def wait(self) -> str:
@@ -88,19 +90,22 @@ class ClusterProcess:
 
     def end(self) -> None:
         """End the cluster in order; kill what does not end in time. May be called twice."""
-        if self.is_alive:
-            self._process.send_signal(signal.SIGTERM)
-        limit_s = self._config.drain_s + PARTS_OF_STOPPING * self._config.stop_timeout_s
+        config = self._config
+        # The end of its standard input ends a supervisor; a signal would also reach what
+        # libraries have installed for it.
+        self._close(self._process.stdin)
         try:
-            self._process.wait(limit_s)
+            self._process.wait(config.drain_s + PARTS_OF_STOPPING * config.stop_timeout_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
         finally:
-            for pipe in (self._process.stdin, self._process.stdout):
-                if pipe is not None:
-                    with contextlib.suppress(BrokenPipeError):
-                        pipe.close()
+            self._close(self._process.stdout)
+
+    def _close(self, pipe: IO[bytes] | None) -> None:
+        assert pipe is not None
+        with contextlib.suppress(BrokenPipeError):
+            pipe.close()
 
 
 def _how(code: int) -> str:

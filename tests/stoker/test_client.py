@@ -94,6 +94,17 @@ def test_seeds_are_drawn_where_none_is_given(engine: FakeEngine, client: Client)
     assert len({engine.next_request().sampling.seed for _ in range(8)}) == 8
 
 
+def test_the_same_client_seed_draws_the_same_seeds(engine: FakeEngine) -> None:
+    drawn = []
+    for _ in range(2):
+        with Client(engine.address, seed=5) as client:
+            client.generate(["hi"] * 3, LONG)
+        drawn.append([engine.next_request().sampling.seed for _ in range(3)])
+
+    assert drawn[0] == drawn[1]
+    assert len(set(drawn[0])) == 3
+
+
 def test_a_wrong_prompt_among_many_is_refused_before_any_is_sent(
     engine: FakeEngine, client: Client
 ) -> None:
