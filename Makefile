@@ -25,7 +25,7 @@ help:  ## say what each target does
 	@sed -n 's/^\([a-z-]*\):.*##  *\(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
 
 run: setup  ## answer a batch of prompts through the whole cluster, on two ranks
-	$(BIN)/stoker generate --chat --prompts-file examples/prompts.txt --tensor-parallel-size 2 --stats
+	$(BIN)/stoker generate --chat --prompts-file examples/prompts.txt --tensor-parallel-size 2 --temperature 0
 
 setup: $(STAMP) $(MODEL)  ## make .venv with everything in it, build the native part, fetch the model
 

@@ -59,7 +59,12 @@ _OWN_CLUSTER = {
     # Ray would kill workers by its own idea of memory; we size the pools ourselves.
     "RAY_memory_monitor_refresh_ms": "0",
 }
-_EVERY_CLUSTER = {"RAY_DEDUP_LOGS": "0", "RAY_COLOR_PREFIX": "0"}
+_EVERY_CLUSTER = {
+    "RAY_DEDUP_LOGS": "0",
+    "RAY_COLOR_PREFIX": "0",
+    # Else Ray prints a stack trace when the supervisor is asked to end.
+    "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",
+}
 
 
 class _Method(Protocol):
@@ -145,7 +150,8 @@ class RayBackend:
 
     def open(self, timeout_s: float) -> None:
         """Connect to the Ray at `address`, or start one here."""
-        for name, value in (_EVERY_CLUSTER if self._address else _OWN_CLUSTER).items():
+        own = {} if self._address else _OWN_CLUSTER
+        for name, value in {**_EVERY_CLUSTER, **own}.items():
             os.environ[name] = value
         started = time.monotonic()
         if self._address:
@@ -174,8 +180,6 @@ class RayBackend:
         token.touch(mode=0o600)
         token.write_text(secrets.token_hex(32))
         os.environ["RAY_AUTH_TOKEN_PATH"] = str(token)
-        os.environ["RAY_DEDUP_LOGS"] = _EVERY_CLUSTER["RAY_DEDUP_LOGS"]
-        os.environ["RAY_COLOR_PREFIX"] = _EVERY_CLUSTER["RAY_COLOR_PREFIX"]
         import ray
 
         try:
