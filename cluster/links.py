@@ -227,6 +227,8 @@ class ServerLink:
 
     def close(self, linger_s: float) -> None:
         """Unbind; what is queued may leave for `linger_s` after the context is closed."""
+        if self._socket.closed:
+            return
         self._socket.disable_monitor()
         self._monitor.close(linger=0)
         self._socket.close(linger=int(linger_s * 1000))

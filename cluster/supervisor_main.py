@@ -5,6 +5,7 @@ its end says that the parent is gone, and ends the cluster. Standard output carr
 `ClusterReady` or `ClusterFailed`; everything else goes to the log on standard error.
 """
 
+import contextlib
 import os
 import secrets
 import signal
@@ -12,6 +13,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
+
+import psutil
 
 from cluster.announcements import ClusterFailed, ClusterReady, announce
 from cluster.backend import Backend, Report
@@ -97,7 +100,16 @@ def run_cluster(
         supervisor.run()
     finally:
         if supervisor.is_stuck:
-            os._exit(EXIT_FAILED)
+            log.error("backend_stuck", remedy="its processes are killed")
+            end_with_descendants()
+
+
+def end_with_descendants() -> None:
+    """Kill every process that this one started, directly or not, and end at once."""
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+    os._exit(EXIT_FAILED)
 
 
 def plan_launch(config: EngineConfig, log: EventLog) -> LaunchPlan:

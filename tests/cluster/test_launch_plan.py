@@ -1,0 +1,86 @@
+"""What the engine and the workers are told."""
+
+from pathlib import Path
+
+import pytest
+
+from cluster.backend import Place, decode_launch, encode_launch
+from cluster.config import config_from
+from cluster.errors import BackendError
+from cluster.launch_plan import LaunchPlan
+from cluster.links import Curve
+
+
+def make_plan(curve: Curve | None = None, **settings: object) -> LaunchPlan:
+    return LaunchPlan(
+        config=config_from(settings).resolved(has_gpu=False),
+        model="m",
+        model_dir=Path("/models/m"),
+        engine_id="id",
+        key="secret",
+        cores=(0, 1, 2, 3),
+        curve=curve,
+    )
+
+
+def make_place(rank: int, *, node: str = "a", cores: tuple[int, ...] = ()) -> Place:
+    return Place(rank=rank, node=node, host=f"host-{node}", cores=cores)
+
+
+def test_the_settings_reach_the_scheduler_and_the_workers() -> None:
+    plan = make_plan(max_num_seqs=7, block_size=8, num_kv_blocks=12, step_timeout_s=3.0)
+    engine = plan.engine("ipc:///f", "ipc:///b")
+    (worker,) = plan.workers("ipc:///b", 0, 1, [make_place(0)])
+
+    assert engine.scheduler.max_num_seqs == worker.runner.max_num_seqs == 7
+    assert engine.scheduler.block_size == worker.runner.block_size == 8
+    assert worker.runner.num_kv_blocks == 12
+    assert engine.step_timeout_s == worker.rendezvous.timeout_s == 3.0
+    assert (worker.engine_id, worker.key) == (engine.engine_id, engine.key) == ("id", "secret")
+    assert worker.runner.device == "cpu"
+
+
+def test_each_rank_computes_on_its_own_cores() -> None:
+    plan = make_plan(tensor_parallel_size=2)
+    workers = plan.workers(
+        "ipc:///b", 0, 1, [make_place(0, cores=(0, 1)), make_place(1, cores=(2, 3))]
+    )
+    assert [worker.cores for worker in workers] == [(0, 1), (2, 3)]
+    assert [worker.runner.num_threads for worker in workers] == [2, 2]
+
+
+def test_ranks_that_are_not_pinned_share_the_threads() -> None:
+    plan = make_plan(tensor_parallel_size=2, num_groups=2, pin_cores=False)
+    places = [make_place(rank) for rank in range(2)]
+    workers = plan.workers("ipc:///b", 0, 1, places)
+    assert [worker.cores for worker in workers] == [(), ()]
+    assert [worker.runner.num_threads for worker in workers] == [1, 1]
+    assert workers[0].runner.ranks_on_host == 4
+
+
+def test_each_start_of_each_group_meets_under_its_own_name() -> None:
+    plan = make_plan(num_groups=2)
+    names = {
+        plan.workers("ipc:///b", group, epoch, [make_place(0)])[0].rendezvous.name
+        for group in range(2)
+        for epoch in (1, 2)
+    }
+    assert len(names) == 4
+
+
+def test_ranks_on_several_hosts_need_an_address_that_they_can_dial() -> None:
+    plan = make_plan(tensor_parallel_size=2)
+    places = [make_place(0, node="a"), make_place(1, node="b")]
+    with pytest.raises(BackendError, match=r"host-a, host-b.*back_address=tcp://HOST:0"):
+        plan.workers("ipc:///b", 0, 1, places)
+    workers = plan.workers("tcp://10.0.0.1:7000", 0, 1, places)
+    assert not workers[0].rendezvous.is_one_host
+
+
+def test_workers_of_an_encrypted_engine_know_its_public_key_only() -> None:
+    curve = Curve.fresh()
+    plan = make_plan(curve)
+    (worker,) = plan.workers("tcp://10.0.0.1:7000", 0, 1, [make_place(0)])
+    assert worker.curve_server_key == curve.public
+    assert curve.secret.encode() not in encode_launch(worker)
+    assert decode_launch(encode_launch(worker)) == worker
