@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -12,6 +13,7 @@ from scheduler.plan import LogprobRows, StepPlan, StepResult
 from worker import logprobs
 from worker.batch import Slices, SlotTable
 from worker.config import RunnerConfig
+from worker.errors import ModelError
 from worker.graphs import CudaCapture, DecodeGraphs, graph_sizes
 from worker.kv_store import KVStore
 from worker.memory import Capacity, measure_memory, num_blocks_for
@@ -41,7 +43,7 @@ class ModelRunner:
         """Read the model's config; no weights yet.
 
         Raises:
-            ModelError: the model cannot be served.
+            ModelError: the model cannot be served, or not with so long a context.
             ImpossibleShards: it cannot be dealt to this many ranks.
         """
         self._config, self._communicator = config, communicator
@@ -163,9 +165,7 @@ class ModelRunner:
             if self._sampler is not None:
                 self._sampler.admit(admission)
 
-    def _compute(
-        self, slices: Slices
-    ) -> tuple[np.ndarray[tuple[int], np.dtype[np.int64]], LogprobRows | None]:
+    def _compute(self, slices: Slices) -> tuple[npt.NDArray[np.int64], LogprobRows | None]:
         """Tokens of the slices that sample, and on rank 0 log-probabilities that were asked."""
         assert self._table is not None
         sampling = slices.offsets[1:][slices.samples] - 1
@@ -178,7 +178,7 @@ class ModelRunner:
         tokens = self._communicator.broadcast(tokens)
         return tokens.cpu().numpy(), logprobs.joined(parts)
 
-    def _forward(self, slices: Slices, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Tensor:
+    def _forward(self, slices: Slices, rows: npt.NDArray[np.int64]) -> Tensor:
         """Hidden states of some of the step's tokens, [len(rows), hidden]."""
         assert self._decoder is not None
         assert self._store is not None
@@ -303,7 +303,14 @@ def choose_dtype(wanted: str, checkpoint: str, device: torch.device) -> torch.dt
 
 
 def _max_model_len(config: RunnerConfig, spec: ModelSpec) -> int:
-    return config.max_model_len or spec.max_position_embeddings
+    wanted, most = config.max_model_len, spec.max_context_len
+    if wanted is not None and wanted > most:
+        raise ModelError(
+            f"max_model_len={wanted} is above the {most} tokens of context that "
+            f"{config.model_dir / 'config.json'} gives the model. Lower max_model_len, or extend "
+            "the context there (rope_scaling)."
+        )
+    return wanted or most
 
 
 def _profile_batch(

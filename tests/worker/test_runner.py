@@ -13,7 +13,7 @@ from scheduler.sampling import SamplingParams
 from tests.worker.groups import WorkerGroup
 from tests.worker.plans import Driven, PlanDriver
 from tests.worker.tiny_models import MODELS, VOCAB_SIZE, oracle_logits, save_model
-from worker.errors import ProtocolError
+from worker.errors import ModelError, ProtocolError
 
 TOLERANCE = 1e-3
 """Of logits and log-probabilities, which here have magnitudes of 1 to 10; float32 sums in
@@ -240,6 +240,13 @@ def test_long_factors_are_not_used_where_no_sequence_can_be_long(tmp_path: Path)
     logits = oracle_logits(model, sequence.tokens, is_extended=False)[19:-1]
     chosen = logits.gather(1, torch.tensor(sequence.output)[:, None])[:, 0]
     assert (logits.max(dim=-1).values - chosen).max() < TOLERANCE
+
+
+def test_a_longer_context_than_the_models_is_refused_before_loading(tmp_path: Path) -> None:
+    _, folder = save_model("llama", tmp_path)
+
+    with pytest.raises(ModelError, match="max_model_len=257 is above the 256 tokens"):
+        WorkerGroup(folder, max_model_len=257)
 
 
 def test_seeded_sampling_is_the_same_alone_and_in_company(tmp_path: Path) -> None:

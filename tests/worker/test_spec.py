@@ -110,6 +110,32 @@ def test_each_layer_knows_its_window(
     assert spec_of(tmp_path, architectures=[architecture], **changes).windows == windows
 
 
+@pytest.mark.parametrize(
+    ("scaling", "length"),
+    [
+        (None, 8192),
+        ({"rope_type": "linear", "factor": 2.0}, 16384),
+        ({"rope_type": "dynamic", "factor": 2.5}, 20480),
+        ({"rope_type": "yarn", "factor": 4.0}, 32768),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 2048}, 8192),
+        (
+            {
+                "rope_type": "llama3",
+                "factor": 8.0,
+                "low_freq_factor": 1.0,
+                "high_freq_factor": 4.0,
+                "original_max_position_embeddings": 1024,
+            },
+            8192,
+        ),
+    ],
+)
+def test_a_stretch_of_the_angles_extends_the_context(
+    scaling: object, length: int, tmp_path: Path
+) -> None:
+    assert spec_of(tmp_path, rope_scaling=scaling).max_context_len == length
+
+
 def test_biases_follow_the_architecture(tmp_path: Path) -> None:
     qwen2 = spec_of(tmp_path, architectures=["Qwen2ForCausalLM"])
     assert (qwen2.has_qkv_bias, qwen2.has_o_bias) == (True, False)

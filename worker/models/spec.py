@@ -29,6 +29,8 @@ class ModelSpec:
     head_dim: int
     rms_norm_eps: float
     max_position_embeddings: int
+    max_context_len: int
+    """Most tokens of a sequence, a stretch of the rotary angles included."""
     rope: RopeSpec
     windows: tuple[int, ...]
     """Per layer, in tokens; `NO_WINDOW` where every earlier token is visible."""
@@ -148,6 +150,7 @@ def _spec(fields: _Fields, name: str, architecture: Architecture) -> ModelSpec:
         raise fields.wrong("num_key_value_heads", wanted, num_kv_heads)
     max_positions = fields.integer("max_position_embeddings", architecture.max_position_embeddings)
     has_attention_bias = fields.boolean("attention_bias", default=False)
+    rope = _rope(fields, head_dim, max_positions)
     return ModelSpec(
         architecture=name,
         vocab_size=fields.integer("vocab_size"),
@@ -159,7 +162,8 @@ def _spec(fields: _Fields, name: str, architecture: Architecture) -> ModelSpec:
         head_dim=head_dim,
         rms_norm_eps=fields.number("rms_norm_eps", architecture.rms_norm_eps),
         max_position_embeddings=max_positions,
-        rope=_rope(fields, head_dim, max_positions),
+        max_context_len=_max_context_len(rope, max_positions),
+        rope=rope,
         windows=_windows(fields, architecture, num_layers),
         ties_embeddings=fields.boolean("tie_word_embeddings", default=False),
         has_qkv_bias=_first(architecture.qkv_bias, has_attention_bias),
@@ -168,6 +172,16 @@ def _spec(fields: _Fields, name: str, architecture: Architecture) -> ModelSpec:
         has_head_norms=architecture.has_head_norms,
         dtype=_dtype(fields),
     )
+
+
+def _max_context_len(rope: RopeSpec, max_positions: int) -> int:
+    """Configs of these kinds give the context of the training, and a factor that extends it;
+    yarn's often give the extended one as well. Other kinds' positions are extended already."""
+    if rope.kind in ("linear", "dynamic"):
+        return int(max_positions * rope.factor)
+    if rope.kind == "yarn":
+        return max(max_positions, int(rope.original_max_positions * rope.factor))
+    return max_positions
 
 
 def _first(fixed: bool | None, configured: bool) -> bool:
