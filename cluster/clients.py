@@ -15,6 +15,9 @@ FAREWELL_EVERY_S = 1.0
 FAREWELL_FOR_S = 60.0
 """How often, and for how long, a client that was cut off is tried with the news."""
 
+MAX_LABEL = 64
+"""Letters of a client's label that the log shows."""
+
 
 class Clients:
     """Connections that have said hello, by number: small integers, never used again."""
@@ -50,7 +53,7 @@ class Clients:
             number = self._last_number
             self._number_by_peer[peer] = number
             self._peer_by_number[number] = peer
-            self._log.info("client_came", client=number, label=label)
+            self._log.info("client_came", client=number, label=label[:MAX_LABEL])
         return number
 
     def left(self, peer: bytes) -> int | None:

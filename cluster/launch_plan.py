@@ -10,6 +10,10 @@ from cluster.engine_launch import EngineLaunch
 from cluster.errors import BackendError
 from cluster.links import Curve
 
+COLLECTIVE_SHARE = 0.8
+"""Of the step's time limit, for one collective: ranks that wait for another say which one it
+is before the engine says that the step is late."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchPlan:
@@ -83,7 +87,7 @@ class LaunchPlan:
                     name=f"stoker-{self.engine_id}-{group}-{epoch}",
                     is_one_host=is_one_host,
                     start_timeout_s=self.config.start_timeout_s,
-                    timeout_s=self.config.step_timeout_s,
+                    timeout_s=COLLECTIVE_SHARE * self.config.step_timeout_s,
                 ),
                 cores=place.cores if self._pins_cores else (),
                 gpu=place.gpu,

@@ -25,8 +25,9 @@ from cluster.errors import AddressError, LinkLost, PeerGone
 IPC_PATH_LIMIT = 107
 """Bytes of a Unix socket's path on Linux (unix(7): sun_path is 108 with its final zero)."""
 
-MESSAGES_PER_TURN = 256
-"""Most messages taken from one socket before the others, and the plans, have their turn."""
+MESSAGES_PER_TURN = 64
+"""Most messages taken from one socket before the others, and the plans, have their turn. More:
+fewer turns, at the price of steps that wait while a flood of requests is read."""
 
 ROUTING_OVERHEAD_BYTES = 64
 

@@ -156,6 +156,11 @@ class Totals(Struct, frozen=True, kw_only=True, omit_defaults=True):
     cached_tokens: int = 0
     """Prompt tokens taken from the prefix cache instead of computed."""
     output_tokens: int = 0
+    prefill_tokens: int = 0
+    """Prompt tokens computed, those computed again after a preemption included."""
+    decode_tokens: int = 0
+    recomputed_tokens: int = 0
+    """Tokens computed again after a preemption or a lost group."""
     num_steps: int = 0
     num_mixed_steps: int = 0
     """Steps with both a prefill chunk and a decode."""

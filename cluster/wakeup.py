@@ -8,13 +8,15 @@ from collections.abc import Iterable
 class SignalPipe:
     """Takes over some signals of this process; what has come is read where it suits.
 
-    Only the main thread may make one. Handlers stay for the life of the process, so that a
+    Only the main thread may make one. A SIGHUP that is ignored stays so (`nohup`). Handlers stay for the life of the process, so that a
     second signal during the end cannot kill it half way.
     """
 
     def __init__(self, signals: Iterable[signal.Signals]) -> None:
         self.fd, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         for number in signals:
+            if number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN:
+                continue
             signal.signal(number, lambda _number, _frame: None)
         signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
 

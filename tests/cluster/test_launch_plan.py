@@ -35,7 +35,8 @@ def test_the_settings_reach_the_scheduler_and_the_workers() -> None:
     assert engine.scheduler.max_num_seqs == worker.runner.max_num_seqs == 7
     assert engine.scheduler.block_size == worker.runner.block_size == 8
     assert worker.runner.num_kv_blocks == 12
-    assert engine.step_timeout_s == worker.rendezvous.timeout_s == 3.0
+    assert engine.step_timeout_s == 3.0
+    assert worker.rendezvous.timeout_s < 3.0  # so that ranks can say who is late
     assert (worker.engine_id, worker.key) == (engine.engine_id, engine.key) == ("id", "secret")
     assert worker.runner.device == "cpu"
 
