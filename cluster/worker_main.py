@@ -41,11 +41,15 @@ def build_model_runner(launch: WorkerLaunch) -> Runner:
 def settle_on_cores(launch: WorkerLaunch) -> None:
     """Pin this process, and say how many threads numerical libraries may start.
 
-    Must come before torch is imported, which reads the number then.
+    Must come before torch is imported, which reads these settings then. OpenMP's threads spin
+    by default for milliseconds, which stops everything where cores are shared; MKL rounds
+    differently on differently aligned buffers unless it is told to be reproducible.
     """
     if launch.cores:
         os.sched_setaffinity(0, launch.cores)
     os.environ["OMP_NUM_THREADS"] = str(launch.runner.num_threads)
+    os.environ["GOMP_SPINCOUNT"] = "5000"
+    os.environ["MKL_CBWR"] = "AUTO,STRICT"
 
 
 def _end(number: int, frame: FrameType | None) -> None:
