@@ -288,18 +288,17 @@ class ModelRunner:
 
 
 def choose_dtype(wanted: str, checkpoint: str, device: torch.device) -> torch.dtype:
-    """The type to compute in. Emulated 16-bit arithmetic would be many times slower."""
-    if wanted == "auto":
-        has_fast_bfloat16 = device.type != "cpu" or torch.ops.mkldnn._is_mkldnn_bf16_supported()
-        is_fast = checkpoint == "float32" or (
-            device.type != "cpu" or (checkpoint == "bfloat16" and has_fast_bfloat16)
-        )
-        wanted = checkpoint if is_fast else "float32"
-    return {
+    """The type to compute in; `auto` is the checkpoint's, unless a CPU would emulate it."""
+    chosen = checkpoint if wanted == "auto" else wanted
+    if wanted == "auto" and device.type == "cpu" and chosen != "float32":
+        has_bfloat16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        chosen = "bfloat16" if chosen == "bfloat16" and has_bfloat16 else "float32"
+    known = {
         "float32": torch.float32,
         "bfloat16": torch.bfloat16,
         "float16": torch.float16,
-    }[wanted]
+    }
+    return known[chosen]
 
 
 def _max_model_len(config: RunnerConfig, spec: ModelSpec) -> int:
