@@ -292,9 +292,14 @@ def _advance(
 def _logprob_entries(columns: LogprobRows) -> Iterable[tuple[int, int, TokenLogprobs]]:
     """(row, position, log-probabilities without the padding) of each row."""
     count, width = columns.row.size, columns.width
-    sizes = (columns.token.size, columns.logprob.size, columns.rank.size)
-    if columns.position.size != count or any(size != count * width for size in sizes):
+    sizes = (columns.token.size, columns.logprob.size)
+    if any(size != count * width for size in sizes):
         raise BadMessage(f"{count} rows of {width} log-probabilities, but {sizes} values")
+    if not columns.position.size == columns.rank.size == count:
+        raise BadMessage(
+            f"{count} rows of log-probabilities with {columns.position.size} positions and "
+            f"{columns.rank.size} ranks"
+        )
     rows, positions = columns.row.tolist(), columns.position.tolist()
     ids, logprobs, ranks = (
         columns.token.tolist(),
@@ -302,15 +307,16 @@ def _logprob_entries(columns: LogprobRows) -> Iterable[tuple[int, int, TokenLogp
         columns.rank.tolist(),
     )
     for i, (row, position) in enumerate(zip(rows, positions, strict=True)):
-        at = range(i * width, (i + 1) * width)
-        kept = [j for j in at if ids[j] >= 0]
+        first = i * width
+        kept = [j for j in range(first, first + width) if ids[j] >= 0]
         yield (
             row,
             position,
             TokenLogprobs(
                 tuple(ids[j] for j in kept),
                 tuple(logprobs[j] for j in kept),
-                tuple(ranks[j] for j in kept),
+                # After the token itself come the most probable ones, in their order.
+                tuple(ranks[i] if j == first else j - first for j in kept),
             ),
         )
 

@@ -361,8 +361,8 @@ def with_logprobs(request: Request) -> list[ToClient]:
         position=int32(positions),
         width=3,
         token=int32([value for token in ids for value in (token, 11, -1)]),
-        logprob=np.asarray([-0.5, -1.5, 0.0] * rows, dtype=np.float32),
-        rank=int32([1, 2, 0] * rows),
+        logprob=np.asarray([-1.5, -0.5, 0.0] * rows, dtype=np.float32),
+        rank=int32([2] * rows),
     )
     return [tokens(request.handle, IDS[:2], Finish.LENGTH, logprobs=columns)]
 
@@ -375,12 +375,12 @@ def test_logprobs_have_vllms_shape(engine: FakeEngine, client: Client) -> None:
     completion = output.outputs[0]
     assert completion.logprobs == [
         {
-            token: Logprob(-0.5, 1, TOKENIZER.token_text(token)),
-            11: Logprob(-1.5, 2, TOKENIZER.token_text(11)),
+            token: Logprob(-1.5, 2, TOKENIZER.token_text(token)),
+            11: Logprob(-0.5, 1, TOKENIZER.token_text(11)),
         }
         for token in IDS[:2]
     ]
-    assert completion.cumulative_logprob == -1.0
+    assert completion.cumulative_logprob == -3.0
     assert output.prompt_logprobs is not None
     assert output.prompt_logprobs[0] is None
     assert [next(iter(entry or ())) for entry in output.prompt_logprobs[1:]] == (
@@ -418,7 +418,7 @@ def test_special_tokens_and_broken_characters_have_a_text_in_logprobs(
             width=2,
             token=int32([lead_byte, end]),
             logprob=np.zeros(2, np.float32),
-            rank=int32([1, 2]),
+            rank=int32([2]),
         )
         return [tokens(request.handle, [lead_byte], Finish.LENGTH, logprobs=columns)]
 
