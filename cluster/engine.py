@@ -7,6 +7,7 @@ the groups' state machines, and by the front desk for clients.
 
 import signal
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from cluster.back_desk import (
     BackDesk,
@@ -167,12 +168,11 @@ class Engine:
         for number, lane in list(self._lanes.items()):
             deadline = self._step_deadline(lane)
             if deadline is not None and now >= deadline:
-                step = lane.num_steps + 1
                 why = (
-                    f"step {step} was not answered within step_timeout_s="
+                    f"step {lane.step} was not answered within step_timeout_s="
                     f"{self._launch.step_timeout_s:g}"
                 )
-                self._fail(number, lane.epoch, -1, why, now, step=step)
+                self._fail(number, lane.epoch, -1, why, now, step=lane.step)
         if self._scheduler is not None:
             self._news += self._scheduler.expire(now)
         self._front.keep_time(now)
@@ -208,10 +208,7 @@ class Engine:
                 case WorkerCame(peer=peer, hello=hello):
                     self._greet(peer, hello, now)
                 case WorkerLeft(peer=peer, group=number):
-                    group = self._groups[number]
-                    rank = group.rank_of(peer)
-                    if rank is not None:
-                        self._fail(number, group.epoch, rank, "its connection ended", now)
+                    self._follow(self._groups[number].left(peer, now), now)
                 case WorkerFailed():
                     self._fail(
                         event.group, event.epoch, event.rank, event.message, now, step=event.step
@@ -331,6 +328,9 @@ class Engine:
 
     def _lose(self, lost: Lose, now: float) -> None:
         """Take a group's sequences back; if nobody is left to compute them, end them."""
+        lane = self._lanes.pop(lost.group, None)
+        if lane is not None and not lost.step:
+            lost = replace(lost, step=lane.step)
         self._log.error(
             "group_lost",
             group=lost.group,
@@ -340,7 +340,7 @@ class Engine:
             restarts=lost.restarts,
             error=lost.message,
         )
-        if self._lanes.pop(lost.group, None) is not None:
+        if lane is not None:
             assert self._scheduler is not None
             self._news += self._scheduler.lose_group(lost.group, now)
         self._back.dismiss(lost.group, f"group {lost.group} was lost: {lost.message}")

@@ -16,6 +16,9 @@ from typing import Literal, TypeAlias
 
 from cluster.messages import RankStatus, WorkerHello
 
+EXPLANATION_S = 0.25
+"""How long the loss of a rank waits for its reason. More: better messages, later recovery."""
+
 State: TypeAlias = Literal["starting", "sizing", "ready", "lost", "waiting", "stopped"]
 
 
@@ -117,6 +120,8 @@ class WorkerGroup:
         self._policy = policy
         self._start_timeout_s = start_timeout_s
         self._wake_at: float | None = now + start_timeout_s
+        self._left: tuple[int, float] | None = None
+        """A rank whose connection ended, and until when somebody may say why."""
         self._was_ever_ready = False
         self._ready_since = 0.0
         self._num_restarts = 0
@@ -131,7 +136,9 @@ class WorkerGroup:
     @property
     def next_deadline(self) -> float | None:
         """When `tick` must be called next."""
-        return self._wake_at
+        if self._left is None:
+            return self._wake_at
+        return self._left[1] if self._wake_at is None else min(self._left[1], self._wake_at)
 
     @property
     def has_hope(self) -> bool:
@@ -228,6 +235,7 @@ class WorkerGroup:
         self.state = "lost"
         self.message = message
         self.ranks.clear()
+        self._left = None
         self._wake_at = None
         return [
             Lose(
@@ -240,6 +248,13 @@ class WorkerGroup:
                 restarts=self._may_restart,
             )
         ]
+
+    def left(self, peer: bytes, now: float) -> list[Instruction]:
+        """The connection of a rank ended. Whoever watches its process may say why in a moment."""
+        number = self.rank_of(peer)
+        if number is not None and self._left is None:
+            self._left = (number, now + EXPLANATION_S)
+        return []
 
     def stopped(self, epoch: int, now: float) -> list[Instruction]:
         """No process of this epoch is left."""
@@ -258,6 +273,8 @@ class WorkerGroup:
 
     def tick(self, now: float) -> list[Instruction]:
         """Time has passed: a pause may be over, or a start may have taken too long."""
+        if self._left is not None and now >= self._left[1]:
+            return self.failed(self.epoch, self._left[0], "its connection ended", now=now)
         if self._wake_at is None or now < self._wake_at:
             return []
         if self.state == "waiting":

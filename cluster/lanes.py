@@ -19,6 +19,11 @@ class Lane:
         self._busy_since: float | None = None
         self._recent: deque[tuple[float, int]] = deque()
 
+    @property
+    def step(self) -> int:
+        """The oldest step that is not answered; 0: there is none."""
+        return self.num_steps + 1 if self.num_unanswered else 0
+
     def sent(self, now: float) -> None:
         """A plan went out."""
         self.num_unanswered += 1

@@ -8,8 +8,8 @@ from collections.abc import Iterable
 class SignalPipe:
     """Takes over some signals of this process; what has come is read where it suits.
 
-    Only the main thread may make one. A SIGHUP that is ignored stays so (`nohup`). Handlers stay for the life of the process, so that a
-    second signal during the end cannot kill it half way.
+    Only the main thread may make one. A SIGHUP that is ignored stays so (`nohup`). Handlers
+    stay for the life of the process, so that a second signal cannot kill it half way.
     """
 
     def __init__(self, signals: Iterable[signal.Signals]) -> None:

@@ -5,6 +5,7 @@ import itertools
 from collections.abc import Callable, Iterable
 
 from cluster.groups import (
+    EXPLANATION_S,
     Instruction,
     Lose,
     Refuse,
@@ -120,6 +121,31 @@ def test_a_restart_waits_for_the_old_processes_and_then_for_a_growing_pause() ->
     assert not group.has_hope
 
 
+def test_a_rank_that_left_is_lost_a_moment_later_if_nobody_says_why() -> None:
+    group = make_group()
+    bring_up(group)
+    assert group.left(peer(1), now=5.0) == []
+    assert group.left(b"stranger", now=5.0) == []
+    assert group.next_deadline == 5.0 + EXPLANATION_S
+    assert group.tick(5.0 + EXPLANATION_S / 2) == []
+    (lost,) = group.tick(5.0 + EXPLANATION_S)
+
+    assert isinstance(lost, Lose)
+    assert (lost.rank, lost.message) == (1, "its connection ended")
+    assert group.next_deadline is None
+
+
+def test_the_reason_of_a_rank_that_left_is_the_one_that_is_told() -> None:
+    group = make_group()
+    bring_up(group)
+    group.left(peer(1), now=5.0)
+    (lost,) = group.failed(1, 1, "killed", now=5.1)
+
+    assert isinstance(lost, Lose)
+    assert lost.message == "killed"
+    assert group.tick(6.0) == []
+
+
 def test_long_service_makes_earlier_losses_forgotten() -> None:
     group = make_group(policy=RestartPolicy(max_restarts=1, first_pause_s=1.0, stable_s=60.0))
     now = 0.0
@@ -195,6 +221,7 @@ EVENTS: tuple[Event, ...] = (
     lambda group, now: group.ready(peer(0, group.epoch), now),
     lambda group, now: group.ready(peer(1, group.epoch), now),
     lambda group, now: group.failed(group.epoch, 0, "boom", now=now),
+    lambda group, now: group.left(peer(1, group.epoch), now),
     lambda group, now: group.failed(group.epoch - 1, 0, "late", now=now),
     lambda group, now: group.stopped(group.epoch, now),
     lambda group, now: group.tick(now),
