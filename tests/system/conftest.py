@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from cluster.frontend.tokenizer import Tokenizer
+from stoker import LLM, Client
 from tests.system.in_process import LoadedRanks
 from tests.system.oracle import Oracle
+from tests.system.served import settled
 
 
 @pytest.fixture(scope="session")
@@ -38,3 +40,27 @@ def loaded(smollm2: Path) -> Iterator[Callable[[int], LoadedRanks]]:
     for ranks in by_size.values():
         ranks.close()
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def llm(smollm2: Path) -> Iterator[LLM]:
+    """The real model on two ranks, in processes of its own. Tests leave it as they found it."""
+    with LLM(
+        smollm2,
+        backend="local",
+        tensor_parallel_size=2,
+        num_kv_blocks=128,
+        max_model_len=1024,
+        max_num_seqs=64,
+        max_num_batched_tokens=128,
+        log_level="warning",
+    ) as llm:
+        yield llm
+
+
+@pytest.fixture
+def client(llm: LLM) -> Iterator[Client]:
+    """A client of that cluster; nothing of the test may be left in the engine after it."""
+    with Client(llm.address) as client:
+        yield client
+        settled(client)

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -42,6 +43,8 @@ class Answer:
     tokens: list[int] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
     """Which step brought each token."""
+    slices: list[tuple[int, int]] = field(default_factory=list)
+    """Start and count of each piece in which it was computed."""
     logprobs: dict[int, dict[int, float]] = field(default_factory=dict)
     """By position in the sequence: of the token there, and of the most probable ones."""
     finish: Finish = Finish.NOT_YET
@@ -108,14 +111,17 @@ class InProcessCluster:
         **scheduler: object,
     ) -> None:
         self._ranks = ranks
-        self.runners = ranks.fresh(
+        self._make_runners = partial(
+            ranks.fresh,
             num_blocks,
             block_size=block_size,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
         )
+        self.runners = self._make_runners()
         self.records: list[Record] = []
         self.plans: list[StepPlan] = []
+        self.results: list[StepResult] = []
         self.scheduler = Scheduler(
             SchedulerConfig(
                 block_size=block_size,
@@ -160,12 +166,14 @@ class InProcessCluster:
         """Plan as far ahead as is allowed, compute the oldest plan, take in its result."""
         while (plan := self.scheduler.plan(GROUP, self.now)) is not None:
             self.plans.append(plan)
+            self._note_slices(plan)
             self._in_flight.append(FROM_ENGINE.encode(plan))
         check_scheduler(self.scheduler)
         assert self._in_flight, "there is work, but nothing is planned and nothing is awaited"
         answered = self._ranks.execute(self.runners, self._in_flight.popleft())
         result = TO_ENGINE.decode(answered)
         assert isinstance(result, StepResult)
+        self.results.append(result)
         self.num_steps += 1
         self.now += STEP_S
         for outgoing in self.scheduler.apply(GROUP, result, self.now):
@@ -184,6 +192,16 @@ class InProcessCluster:
                 self.step()
         self.check_empty()
 
+    def run_again(self) -> list[StepResult]:
+        """What fresh ranks with empty pools answer to the plans of the past."""
+        runners, results = self._make_runners(), []
+        for plan in self.plans:
+            answer = self._ranks.execute(runners, FROM_ENGINE.encode(plan))
+            result = TO_ENGINE.decode(answer)
+            assert isinstance(result, StepResult)
+            results.append(result)
+        return results
+
     def check_empty(self) -> None:
         """Nothing of the requests is left."""
         stats = self.scheduler.stats()
@@ -191,6 +209,12 @@ class InProcessCluster:
         (group,) = stats.groups
         assert group.idle_blocks == group.num_blocks
         assert group.unanswered == 0
+
+    def _note_slices(self, plan: StepPlan) -> None:
+        running = self.scheduler.groups[GROUP].running
+        counts = plan.count.tolist() or [1] * len(plan.slot)
+        for slot, *piece in zip(plan.slot.tolist(), plan.start.tolist(), counts, strict=True):
+            self.answers[running.at(slot).request.handle].slices.append((piece[0], piece[1]))
 
     def _take(self, batch: TokenBatch) -> None:
         handles = batch.handle.tolist()

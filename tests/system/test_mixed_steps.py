@@ -1,6 +1,6 @@
 """Prompts and running streams share steps: issue 2, statement 4; case 76."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -50,11 +50,15 @@ class Scene:
         return [one for one in planned if self.before < one.step <= self.after]
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["one plan", "two plans"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(1, marks=pytest.mark.slow), 2],
+    ids=["one plan", "two plans"],
+)
 def scene(
     request: pytest.FixtureRequest, loaded: Callable[[int], LoadedRanks], tokenizer: Tokenizer
-) -> Iterator[Scene]:
-    yield Scene(loaded(2), tokenizer, request.param)
+) -> Scene:
+    return Scene(loaded(2), tokenizer, request.param)
 
 
 def test_no_running_stream_misses_a_step_while_a_long_prompt_is_computed(scene: Scene) -> None:

@@ -108,7 +108,7 @@ class _Company:
         self._here: list[Answer] = []
 
     def __call__(self) -> None:
-        while self.num_left and self._rng.random() < 0.6:
+        while self.num_left and self._rng.random() < 0.8:
             self.num_left -= 1
             self._here.append(self._cluster.submit(self._prompt(), self._sampling()))
         if self._aborts and self._rng.random() < 0.4:

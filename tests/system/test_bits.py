@@ -1,0 +1,85 @@
+"""What else a step holds changes no bit: issue 2, statement 3.
+
+On a CPU a token's logits depend on the tokens before it and on how those were cut into slices,
+and on nothing else. Another cut (other chunks of a prompt, or what a preempted request computes
+again in one piece) goes through torch's attention with another number of rows, which adds up
+in another order: there values differ by some 1e-5, and `test_variants` bounds what that does.
+"""
+
+from collections.abc import Callable
+
+import msgspec
+import pytest
+
+from cluster.frontend.tokenizer import Tokenizer
+from cluster.wire import TO_ENGINE
+from scheduler.plan import StepResult
+from scheduler.sampling import SamplingParams
+from tests.system.in_process import InProcessCluster, LoadedRanks
+from tests.system.prompts import passage, probes
+from tests.system.variants import GREEDY, Outcome, Variant, run, sampled
+
+pytestmark = pytest.mark.model
+
+
+@pytest.fixture(scope="module")
+def alone(loaded: Callable[[int], LoadedRanks], tokenizer: Tokenizer) -> Outcome:
+    """Each probe had the cluster for itself."""
+    greedy, drawn = [], []
+    for seed, prompt in enumerate(probes(tokenizer)):
+        for asked, answers in ((GREEDY, greedy), (sampled(seed), drawn)):
+            cluster = InProcessCluster(
+                loaded(2), num_blocks=64, max_num_batched_tokens=512, enable_prefix_caching=False
+            )
+            answers.append(cluster.submit(prompt, asked))
+            cluster.run()
+    return Outcome(greedy, drawn, cluster)
+
+
+@pytest.mark.parametrize("plans", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize("company", [0, 31])
+def test_company_and_plans_in_flight_change_no_bit(
+    company: int,
+    plans: int,
+    alone: Outcome,
+    loaded: Callable[[int], LoadedRanks],
+    tokenizer: Tokenizer,
+) -> None:
+    variant = Variant(
+        tp=2, budget=512, cache="off", company=company, aborts=company > 0, plans=plans
+    )
+    together = run(loaded(2), probes(tokenizer), variant)
+
+    same = [
+        (one, other)
+        for one, other in zip(alone.answers, together.answers, strict=True)
+        if one.slices == other.slices
+    ]
+    assert len(same) >= len(alone.answers) - 2, "the budget was to leave the prompts whole"
+    for one, other in same:
+        assert one.tokens == other.tokens
+        assert one.logprobs == other.logprobs
+
+
+def test_running_the_same_plans_again_gives_the_same_bits(
+    loaded: Callable[[int], LoadedRanks], tokenizer: Tokenizer
+) -> None:
+    """Long contexts, chunks, a preemption, sampling and log-probabilities among them."""
+    cluster = InProcessCluster(loaded(2), num_blocks=24, max_num_batched_tokens=96, watermark=0.0)
+    for seed in range(3):
+        cluster.submit(passage(tokenizer, 110, start=300 * seed), sampled(seed, max_tokens=24))
+    cluster.submit(
+        passage(tokenizer, 40), SamplingParams(seed=9, max_tokens=8, prompt_logprobs=3, top_k=50)
+    )
+    cluster.run()
+    assert cluster.scheduler.counters.preemptions > 0
+
+    again = cluster.run_again()
+
+    assert len(again) == len(cluster.results) > 20
+    for first, second in zip(cluster.results, again, strict=True):
+        assert timeless(first) == timeless(second)
+
+
+def timeless(result: StepResult) -> bytes:
+    return TO_ENGINE.encode(msgspec.structs.replace(result, compute_s=0.0))
