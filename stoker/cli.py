@@ -18,10 +18,11 @@ Command = Callable[[argparse.Namespace], int]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command that the arguments name; returns the exit code."""
-    parser = make_parser()
-    arguments = parser.parse_args(argv)
-    command: Command = arguments.command
+    is_debugging = False
     try:
+        arguments = make_parser().parse_args(argv)
+        is_debugging = arguments.debug
+        command: Command = arguments.command
         return command(arguments)
     except KeyboardInterrupt:
         print("stoker: interrupted", file=sys.stderr)
@@ -31,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_FAILED
     except Exception as error:
-        if arguments.debug or not _is_expected(error):
+        if is_debugging or not _is_expected(error):
             raise
         print(f"stoker: error: {error}", file=sys.stderr)
         return EXIT_FAILED

@@ -5,6 +5,7 @@ import sys
 
 import msgspec
 
+from cluster.frontend.errors import RequestError
 from cluster.messages import GroupStatus, Status
 from stoker.cli import EXIT_FAILED, EXIT_OK
 from stoker.client import Client
@@ -12,7 +13,7 @@ from stoker.running import running_clusters
 
 
 def status(arguments: argparse.Namespace) -> int:
-    """Ask the cluster at `--address`, or each that runs for this user; fails if none answers."""
+    """Ask the cluster at `--address`, or each one of this user; fails if one does not answer."""
     addresses = [arguments.address] if arguments.address else _addresses()
     if not addresses:
         print(
@@ -22,14 +23,17 @@ def status(arguments: argparse.Namespace) -> int:
         return EXIT_FAILED
     found: dict[str, Status] = {}
     for address in addresses:
-        with Client(address, label="status") as client:
-            found[address] = client.status(arguments.timeout)
+        try:
+            with Client(address, label="status") as client:
+                found[address] = client.status(arguments.timeout)
+        except RequestError as error:
+            print(f"stoker: error: {error}", file=sys.stderr)
     if arguments.json:
         print(msgspec.json.encode(found).decode())
     else:
         for address, answer in found.items():
             print_status(address, answer)
-    return EXIT_OK
+    return EXIT_OK if len(found) == len(addresses) else EXIT_FAILED
 
 
 def _addresses() -> list[str]:
