@@ -23,7 +23,7 @@ from cluster.frontend.tokenizer_files import (
     files_of,
 )
 from cluster.generation import GenerationFileDamaged, read_generation
-from cluster.journal_file import JournalFile
+from cluster.journal_file import JournalError, JournalFile
 from cluster.links import Curve, EngineLinks, LinkLimits
 from cluster.logs import EventLog, show_events
 from cluster.orphans import die_with_parent
@@ -49,7 +49,7 @@ def main() -> int:
     try:
         links.wake_on(signals.fd)
         engine, journal = build_engine(launch, links, signals, log)
-    except (TokenizerDamaged, GenerationFileDamaged, OSError) as error:
+    except (TokenizerDamaged, GenerationFileDamaged, JournalError) as error:
         links.close(linger_s=0.0)
         return _refuse(error)
     announce(EngineListens(front_address=links.front.address, back_address=links.back.address))
@@ -94,7 +94,7 @@ def build_engine(
 
     Raises:
         TokenizerDamaged, GenerationFileDamaged: a file of the model cannot be read.
-        OSError: the journal cannot be written.
+        JournalError: the journal cannot be written.
     """
     model_dir = Path(launch.model_dir)
     end_ids, defaults = read_generation(model_dir)

@@ -6,6 +6,10 @@ from cluster.logs import EventLog
 from scheduler.journal import Record, encode_record
 
 
+class JournalError(ValueError):
+    """The journal cannot be begun; says where and why."""
+
+
 class JournalFile:
     """Appends records; a disk that fails ends the journal, never the engine."""
 
@@ -13,11 +17,16 @@ class JournalFile:
         """Begin anew at `path`.
 
         Raises:
-            OSError: it cannot be written.
+            JournalError: it cannot be written.
         """
         self._path = path
         self._log = log
-        self._file = path.open("wb")
+        try:
+            self._file = path.open("wb")
+        except OSError as error:
+            raise JournalError(
+                f"journal={path} cannot be written: {error.strerror}. Choose another file"
+            ) from error
 
     def write(self, record: Record) -> None:
         if self._file.closed:

@@ -53,8 +53,9 @@ class TestClient:
 
     __test__ = False
 
-    def __init__(self, address: str, *, max_message_bytes: int = 64 << 20) -> None:
-        self.link = DealerLink(address, LinkLimits(max_message_bytes=max_message_bytes))
+    def __init__(self, address: str, server_key: str = "") -> None:
+        limits = LinkLimits(max_message_bytes=64 << 20)
+        self.link = DealerLink(address, limits, curve_server_key=server_key)
         self._handles = itertools.count(1)
         self.tokens: dict[int, list[int]] = {}
         self.ends: dict[int, Finish] = {}

@@ -3,8 +3,9 @@
 from pathlib import Path
 
 import msgpack
+import pytest
 
-from cluster.journal_file import JournalFile
+from cluster.journal_file import JournalError, JournalFile
 from cluster.logs import EventLog
 from scheduler.journal import GroupAdded, GroupLost
 
@@ -22,6 +23,11 @@ def test_records_are_maps_one_after_the_other(tmp_path: Path) -> None:
     with path.open("rb") as file:
         events = [record["event"] for record in msgpack.Unpacker(file)]
     assert events == ["group_added", "group_lost"]
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with pytest.raises(JournalError, match=r"journal=.*/no/journal cannot be written: No such"):
+        JournalFile(tmp_path / "no" / "journal", EventLog("test"))
 
 
 def test_a_full_disk_ends_the_journal_and_nothing_else() -> None:

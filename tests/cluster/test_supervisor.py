@@ -19,6 +19,7 @@ import pytest
 
 from cluster.announcements import ClusterFailed, ClusterReady, OfCluster, read_cluster_line
 from cluster.config import config_from, encode_config
+from cluster.errors import LinkLost
 from cluster.messages import Status
 from scheduler.request import Finish
 from tests.cluster.cluster_rig import TestClient, wait_for_status
@@ -96,7 +97,7 @@ class ClusterProcess:
         """Wait until it is ready; a client that has said hello."""
         ready = self.announced()
         assert isinstance(ready, ClusterReady), ready
-        self.client = TestClient(ready.front_address)
+        self.client = TestClient(ready.front_address, ready.server_key)
         self.client.hello()
         self._remember_family()
         return self.client
@@ -217,6 +218,22 @@ def test_six_clusters_start_at_once_each_with_its_own_addresses(clusters: Cluste
     for cluster in six:
         assert cluster.wait() == 0
         cluster.check_nothing_is_left()
+
+
+@pytest.mark.slow
+def test_an_encrypted_cluster_answers_those_with_its_key_only(clusters: Clusters) -> None:
+    cluster = clusters.start(
+        encrypt=True, front_address="tcp://127.0.0.1:0", back_address="tcp://127.0.0.1:0"
+    )
+    client = cluster.up()
+    client.finish(handle := client.submit())
+    assert client.tokens[handle] == tokens_after(4, 5)
+
+    stranger = TestClient(client.link.address)
+    with pytest.raises(LinkLost):
+        stranger.link.wait_connected(0.3)
+    stranger.close()
+    assert cluster.end() == 0
 
 
 def test_an_interrupt_at_any_moment_of_the_start_leaves_nothing(clusters: Clusters) -> None:
