@@ -230,9 +230,11 @@ def test_an_encrypted_cluster_answers_those_with_its_key_only(clusters: Clusters
     assert client.tokens[handle] == tokens_after(4, 5)
 
     stranger = TestClient(client.link.address)
-    with pytest.raises(LinkLost):
-        stranger.link.wait_connected(0.3)
-    stranger.close()
+    try:
+        with pytest.raises(LinkLost):
+            stranger.link.wait_connected(0.3)
+    finally:
+        stranger.close()
     assert cluster.end() == 0
 
 
