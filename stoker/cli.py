@@ -133,6 +133,9 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 def _add_address(parser: argparse.ArgumentParser, text: str) -> None:
     parser.add_argument("--address", metavar="ADDRESS", help=f"{text} (tcp://… or ipc://…)")
+    parser.add_argument(
+        "--server-key", metavar="KEY", default="", help="its public key, if it encrypts"
+    )
 
 
 def _add_settings(

@@ -13,7 +13,11 @@ CONNECT_TIMEOUT_S = 30.0
 def cluster_of(arguments: argparse.Namespace) -> Iterator[Client]:
     """A client of the cluster at `--address`, or of one that is started and ended here."""
     if arguments.address is not None:
-        with Client(arguments.address, connect_timeout_s=CONNECT_TIMEOUT_S) as client:
+        with Client(
+            arguments.address,
+            connect_timeout_s=CONNECT_TIMEOUT_S,
+            server_key=arguments.server_key,
+        ) as client:
             yield client
         return
     from cluster.config import load_config

@@ -24,6 +24,8 @@ class RunningCluster:
     address: str
     model: str
     pid: int
+    server_key: str = ""
+    """Its public key, if it encrypts."""
 
 
 def folder_of_user() -> Path:
@@ -31,10 +33,12 @@ def folder_of_user() -> Path:
 
 
 @contextmanager
-def announced(address: str, model: str, folder: Path | None = None) -> Iterator[None]:
+def announced(
+    address: str, model: str, folder: Path | None = None, *, server_key: str = ""
+) -> Iterator[None]:
     """Let others of this user find a cluster that lives as long as the block."""
     place = folder_of_user() if folder is None else folder
-    cluster = RunningCluster(address=address, model=model, pid=os.getpid())
+    cluster = RunningCluster(address=address, model=model, pid=os.getpid(), server_key=server_key)
     place.mkdir(mode=0o700, exist_ok=True)
     if not _is_private(place):
         yield  # somebody else's folder: better not found than found wrong

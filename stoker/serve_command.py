@@ -20,13 +20,16 @@ def serve(arguments: argparse.Namespace) -> int:
     with ExitStack() as until_end:
 
         def tell(ready: ClusterReady) -> None:
-            until_end.enter_context(announced(ready.front_address, ready.model))
+            until_end.enter_context(
+                announced(ready.front_address, ready.model, server_key=ready.server_key)
+            )
             print(ready.front_address, flush=True)
             key = f', server_key="{ready.server_key}"' if ready.server_key else ""
+            option = f" --server-key '{ready.server_key}'" if ready.server_key else ""
             print(
                 f"stoker: serving {ready.model}; dial it with "
                 f'Client("{ready.front_address}"{key}), or '
-                f"`stoker chat --address {ready.front_address}`. Ctrl-C ends it.",
+                f"`stoker chat --address {ready.front_address}{option}`. Ctrl-C ends it.",
                 file=sys.stderr,
             )
 

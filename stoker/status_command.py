@@ -14,17 +14,20 @@ from stoker.running import running_clusters
 
 def status(arguments: argparse.Namespace) -> int:
     """Ask the cluster at `--address`, or each one of this user; fails if one does not answer."""
-    addresses = [arguments.address] if arguments.address else _addresses()
-    if not addresses:
+    if arguments.address:
+        keys = {arguments.address: arguments.server_key}
+    else:
+        keys = {cluster.address: cluster.server_key for cluster in running_clusters()}
+    if not keys:
         print(
             "stoker: no running cluster was found for this user; name one with --address",
             file=sys.stderr,
         )
         return EXIT_FAILED
     found: dict[str, Status] = {}
-    for address in addresses:
+    for address, key in keys.items():
         try:
-            with Client(address, label="status") as client:
+            with Client(address, label="status", server_key=key) as client:
                 found[address] = client.status(arguments.timeout)
         except RequestError as error:
             print(f"stoker: error: {error}", file=sys.stderr)
@@ -33,11 +36,7 @@ def status(arguments: argparse.Namespace) -> int:
     else:
         for address, answer in found.items():
             print_status(address, answer)
-    return EXIT_OK if len(found) == len(addresses) else EXIT_FAILED
-
-
-def _addresses() -> list[str]:
-    return [cluster.address for cluster in running_clusters()]
+    return EXIT_OK if len(found) == len(keys) else EXIT_FAILED
 
 
 def print_status(address: str, status: Status) -> None:
