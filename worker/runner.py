@@ -246,7 +246,7 @@ class ModelRunner:
     def _make_graphs(self, layers: Sequence[Tensor]) -> DecodeGraphs:
         return DecodeGraphs(
             lambda batch: self._launch(batch, layers, None),
-            sizes=graph_sizes(self._config.max_num_seqs),
+            sizes=graph_sizes(min(self._config.max_num_seqs, self._config.max_num_batched_tokens)),
             max_context_len=self.max_model_len,
             max_blocks=blocks_for(self.max_model_len, self._config.block_size),
             device=self._device,

@@ -23,6 +23,8 @@ from worker.ops.triton.rotary import rotate_and_store
 
 MIN_CAPABILITY = (8, 0)
 MAX_HEAD_DIM = 256
+MAX_GROUP = 128
+"""Query heads per K/V head; they share a tile."""
 BLOCK_SIZES = (8, 16, 32, 64, 128)
 
 
@@ -119,6 +121,11 @@ def check_sizes(shape: AttentionShape, block_size: int) -> None:
         raise ValueError(
             f"ops 'cuda' take even head sizes from 16 to {MAX_HEAD_DIM}, the model has "
             f"{shape.head_dim}"
+        )
+    group = shape.num_heads // shape.num_kv_heads
+    if group > MAX_GROUP:
+        raise ValueError(
+            f"ops 'cuda' take at most {MAX_GROUP} query heads per K/V head, the model has {group}"
         )
     if block_size not in BLOCK_SIZES:
         raise ValueError(

@@ -156,7 +156,8 @@ class Operations(Protocol):
         ...
 
     def begin_step(self, batch: BatchInputs, shape: AttentionShape, block_size: int) -> None:
-        """Prepare for the layers of one step; called once, outside any captured graph.
+        """Prepare for the layers of one step; called once, before them, and recorded with them
+        where a step is recorded (`worker.graphs`).
 
         A set may derive here, once instead of in each layer, what it wants to know of the
         batch, and keep it until the next call. `rotate_and_store` and `paged_attention` are then

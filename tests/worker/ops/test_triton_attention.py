@@ -216,5 +216,7 @@ def test_parts_cover_each_decode_and_nothing_else() -> None:
 def test_heads_and_blocks_that_kernels_do_not_take_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match="head sizes from 16 to 256, the model has 512"):
         check_sizes(make_shape(head_dim=512), 16)
+    with pytest.raises(ValueError, match="at most 128 query heads per K/V head, the model has 256"):
+        check_sizes(make_shape(256, 1), 16)
     with pytest.raises(ValueError, match=r"block_size 8, 16, .* got 12"):
         check_sizes(make_shape(), 12)

@@ -146,7 +146,7 @@ def draw_kernel(
             LAST_SHIFT,
         )
         number = (bits >> 11).to(tl.float64) * UNIT
-        token = _first_above(row, vocab_size, best, sharp, floor, ties, number, WIDTH)
+        token = _first_above(row, vocab_size, best, sharp, floor, ties, number, ALL, WIDTH)
     tl.store(token_out + index, token.to(tl.int64))
 
 
@@ -314,14 +314,26 @@ def _search(
 
 
 @triton.jit
-def _first_above(row, vocab_size, best, sharp, floor, ties, number, WIDTH: tl.constexpr):
+def _first_above(
+    row,
+    vocab_size,
+    best,
+    sharp,
+    floor,
+    ties,
+    number,
+    ALL: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
     """The first id whose running sum over what stays exceeds `number` times the whole sum."""
     lane = tl.arange(0, WIDTH)
     at = floor.to(tl.int32)
     total = number * 0.0
     num_ties = 0
     for start in range(0, vocab_size, WIDTH):
-        weight, num_ties = _staying(row, start, vocab_size, best, sharp, at, ties, num_ties, WIDTH)
+        weight, num_ties = _staying(
+            row, start, vocab_size, best, sharp, at, ties, num_ties, ALL, WIDTH
+        )
         total += tl.sum(weight, 0).to(tl.float64)
     goal = number * total
     running = number * 0.0
@@ -329,7 +341,9 @@ def _first_above(row, vocab_size, best, sharp, floor, ties, number, WIDTH: tl.co
     found = -1
     last = 0
     for start in range(0, vocab_size, WIDTH):
-        weight, num_ties = _staying(row, start, vocab_size, best, sharp, at, ties, num_ties, WIDTH)
+        weight, num_ties = _staying(
+            row, start, vocab_size, best, sharp, at, ties, num_ties, ALL, WIDTH
+        )
         after = running + tl.sum(weight, 0).to(tl.float64)
         final = tl.max(tl.where(weight > 0.0, start + lane, -1), 0)
         last = tl.maximum(last, final)
@@ -343,10 +357,24 @@ def _first_above(row, vocab_size, best, sharp, floor, ties, number, WIDTH: tl.co
 
 
 @triton.jit
-def _staying(row, start, vocab_size, best, sharp, at, ties, num_ties, WIDTH: tl.constexpr):
+def _staying(
+    row,
+    start,
+    vocab_size,
+    best,
+    sharp,
+    at,
+    ties,
+    num_ties,
+    ALL: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
     """WIDTH weights from `start` on, 0 for ids that do not stay; and the ties up to here."""
     is_real, key, weight = _read(row, start, vocab_size, best, sharp, WIDTH)
-    is_tie = (is_real & (key == at)).to(tl.int32)
-    rank = num_ties + tl.cumsum(is_tie, 0) - is_tie
-    stays = is_real & ((key > at) | ((key == at) & (rank < ties)))
-    return tl.where(stays, weight, 0.0), num_ties + tl.sum(is_tie, 0)
+    stays = is_real & (key >= at)
+    if ties < ALL:
+        is_tie = (is_real & (key == at)).to(tl.int32)
+        rank = num_ties + tl.cumsum(is_tie, 0) - is_tie
+        stays = stays & ((key > at) | (rank < ties))
+        num_ties += tl.sum(is_tie, 0)
+    return tl.where(stays, weight, 0.0), num_ties

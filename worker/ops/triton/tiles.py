@@ -46,14 +46,14 @@ def decode_tiles(dtype: torch.dtype, shape: AttentionShape) -> DecodeTiles:
     keys = 64 if shape.head_dim <= 128 else 32
     if dtype == torch.float32:
         keys //= 2
-    return DecodeTiles(queries, keys, num_warps=4, num_stages=2)
+    return DecodeTiles(queries, keys, num_warps=4 if queries < 64 else 8, num_stages=2)
 
 
 def prefill_tiles(dtype: torch.dtype, shape: AttentionShape) -> PrefillTiles:
     least = max(_LEAST_ROWS, _power_of_two(shape.num_heads // shape.num_kv_heads))
     keys = 64 if shape.head_dim <= 128 else 32
     if dtype == torch.float32:
-        return PrefillTiles(max(least, 32), keys // 2, num_warps=4, num_stages=1)
+        return PrefillTiles(max(least, 32), keys // 2, num_warps=8, num_stages=1)
     rows = 128 if shape.head_dim <= 128 else 64
     return PrefillTiles(max(least, rows), keys, num_warps=8, num_stages=2)
 
