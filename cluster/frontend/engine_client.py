@@ -9,6 +9,7 @@ work as soon as an engine listens.
 import contextlib
 import itertools
 import os
+import re
 import threading
 import time
 import traceback
@@ -87,6 +88,7 @@ class EngineClient:
         draw_seed: Callable[[], int] | None = None,
     ) -> None:
         check_address(config.address)
+        _check_key(config.server_key)
         self.config = config
         self.lock = threading.RLock()
         """Held by whoever reads a `LiveRequest` that is not done."""
@@ -272,9 +274,10 @@ class EngineClient:
             )
         if self._last_loss:
             loss = f" The last connection ended: {self._last_loss}."
+        keys = " If it encrypts, its server_key is needed." if address.startswith("tcp") else ""
         return EngineUnreachable(
             f"no engine answers at {address} (waited {limit_s:g} s).{loss} Is one running there "
-            "(`stoker serve`)?"
+            f"(`stoker serve`)?{keys}"
         )
 
     def _fetch_tokenizer(self, digest: str) -> Tokenizer:
@@ -382,3 +385,15 @@ class EngineClient:
             self._dead = self._dead or error
             self._session.lose(self._dead)
             self._changed.notify_all()
+
+
+def _check_key(server_key: str) -> None:
+    """Refuse what ZeroMQ would refuse later, in the connection's own thread.
+
+    Source: Z85, ZeroMQ RFC 32.
+    """
+    if server_key and not re.fullmatch(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}", server_key):
+        raise AddressError(
+            f"server_key must be the 40 characters (Z85) that `stoker serve` prints, got "
+            f"{len(server_key)}: {server_key!r:.60}"
+        )

@@ -10,7 +10,7 @@ from pathlib import Path
 from cluster.errors import PeerGone, WireError
 from cluster.frontend.tokenizer import Tokenizer
 from cluster.frontend.tokenizer_files import TokenizerFiles
-from cluster.links import EngineLinks, LinkLimits
+from cluster.links import Curve, EngineLinks, LinkLimits
 from cluster.messages import (
     ClientHello,
     FromClient,
@@ -97,6 +97,7 @@ class FakeEngine:
         info: ServerInfo | None = None,
         hello_answer: ToClient | None = None,
         files: TokenizerFiles | None = None,
+        curve: Curve | None = None,
     ) -> None:
         self.files = llama3_like() if files is None else files
         self.info = make_info(self.files) if info is None else info
@@ -114,7 +115,11 @@ class FakeEngine:
             if "ipc" in address
             else "tcp://127.0.0.1:0"
         )
-        self._links = EngineLinks(address, back, front_limits=limits, back_limits=limits)
+        self._links = EngineLinks(
+            address, back, front_limits=limits, back_limits=limits, curve=curve
+        )
+            address, back, front_limits=limits, back_limits=limits, curve=curve
+        )
         self.address = self._links.front.address
         self._links.wake_on(self._wake_fd)
         self._thread = threading.Thread(target=self._run, name="fake-engine")

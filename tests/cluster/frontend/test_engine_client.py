@@ -17,6 +17,7 @@ from cluster.frontend.errors import (
     WaitTimedOut,
 )
 from cluster.frontend.requests import LiveRequest
+from cluster.links import Curve
 from cluster.messages import EngineStarting, Refusal
 from scheduler.errors import InvalidRequest
 from scheduler.request import Abort, Finish, Rejection
@@ -208,6 +209,12 @@ def test_an_impossible_address_is_refused_at_once(address: str) -> None:
         connect(address)
 
 
+@pytest.mark.parametrize("key", ["bad", "x" * 39, "x" * 41, "x" * 39 + "'", "ü" * 40])
+def test_an_impossible_key_is_refused_at_once(key: str) -> None:
+    with pytest.raises(AddressError, match="server_key must be"):
+        EngineClient(ClientConfig(address="tcp://127.0.0.1:1", server_key=key))
+
+
 def test_cancelling_reaches_the_engine(engine: FakeEngine, client: EngineClient) -> None:
     live = start(client)
     request = engine.next_request()
@@ -323,6 +330,24 @@ def test_many_threads_share_one_client(engine: FakeEngine, client: EngineClient)
 
 def test_status_is_what_the_engine_says(engine: FakeEngine, client: EngineClient) -> None:
     assert client.status() == engine.status
+
+
+def test_an_encrypted_engine_answers_those_who_know_its_key() -> None:
+    curve = Curve.fresh()
+    with FakeEngine("tcp://127.0.0.1:0", script=answer_at_once, curve=curve) as engine:
+        client = EngineClient(ClientConfig(address=engine.address, server_key=curve.public))
+        live = start(client)
+        wait(client, live)
+        client.close()
+        for stranger in ("", Curve.fresh().public):
+            client = EngineClient(
+                ClientConfig(address=engine.address, server_key=stranger, connect_timeout_s=0.1)
+            )
+            with pytest.raises(EngineUnreachable, match="server_key is needed"):
+                client.info()
+            client.close()
+
+    assert live.outputs[0].text == ANSWER
 
 
 def test_tcp_serves_like_a_local_socket() -> None:
