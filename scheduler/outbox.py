@@ -39,22 +39,34 @@ class Outbox:
             return []
         first = int(self.client[0])
         if (self.client == first).all():
-            return [self._batch(first, np.ones(len(self.client), dtype=np.bool_))]
-        return [self._batch(int(c), self.client == c) for c in np.unique(self.client)]
+            return [self._batch(first)]
+        return [self._of(int(c))._batch(int(c)) for c in np.unique(self.client)]
 
-    def _batch(self, client: int, mine: BoolArray) -> Outgoing:
-        count = self.count[mine]
-        finish = self.finish[mine]
+    def _of(self, client: int) -> "Outbox":
+        """The rows and news of one client."""
+        mine = self.client == client
+        return Outbox(
+            client=self.client[mine],
+            handle=self.handle[mine],
+            count=self.count[mine],
+            token=self.token[np.repeat(mine, self.count)],
+            finish=self.finish[mine],
+            started=[(owner, news) for owner, news in self.started if owner == client],
+            ended=[(owner, news) for owner, news in self.ended if owner == client],
+            logprobs=None if self.logprobs is None else _only(self.logprobs, mine),
+        )
+
+    def _batch(self, client: int) -> Outgoing:
         return Outgoing(
             client,
             TokenBatch(
-                handle=self.handle[mine],
-                count=NO_INT32 if count.all() else count,
-                token=self.token[np.repeat(mine, self.count)],
-                finish=finish if finish.any() else NO_UINT8,
-                started=tuple(news for owner, news in self.started if owner == client),
-                ended=tuple(news for owner, news in self.ended if owner == client),
-                logprobs=None if self.logprobs is None else _only(self.logprobs, mine),
+                handle=self.handle,
+                count=NO_INT32 if self.count.all() else self.count,
+                token=self.token,
+                finish=self.finish if self.finish.any() else NO_UINT8,
+                started=tuple(news for _, news in self.started),
+                ended=tuple(news for _, news in self.ended),
+                logprobs=self.logprobs if self.logprobs and len(self.logprobs.row) else None,
             ),
         )
 

@@ -98,7 +98,8 @@ class RunningColumns:
         self.num_prompt = column()
         self.min_len = column()
         """Length up to which no end token counts."""
-        self.end_ids: Int32Array = np.full((num_slots, END_COLUMNS), -1, dtype=np.int32)
+        self.end_ids: Int32Array = np.full((END_COLUMNS, num_slots), -1, dtype=np.int32)
+        """One row per end token: comparing along rows is several times as fast."""
         self.has_many_ends = np.zeros(num_slots, dtype=np.bool_)
         self.client = column()
         self.handle = column()
@@ -135,7 +136,7 @@ class RunningColumns:
         self.num_prompt[slot] = sequence.num_prompt
         self.min_len[slot] = sequence.num_prompt + sampling.min_tokens
         ends = [*sequence.end_ids, *[-1] * END_COLUMNS]
-        self.end_ids[slot] = ends[:END_COLUMNS]
+        self.end_ids[:, slot] = ends[:END_COLUMNS]
         self.has_many_ends[slot] = len(sequence.end_ids) > END_COLUMNS
         self.client[slot] = sequence.client
         self.handle[slot] = sequence.request.handle

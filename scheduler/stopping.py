@@ -31,7 +31,7 @@ def finish_of_tokens(
 
     Shapes: slots, tokens, lengths and the result are [N].
     """
-    is_end = (running.end_ids[slots] == tokens[:, None]).any(axis=1)
+    is_end = (running.end_ids[:, slots] == tokens).any(axis=0)
     many = running.has_many_ends[slots]
     if many.any():
         for row in np.flatnonzero(many).tolist():
