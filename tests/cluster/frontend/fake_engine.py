@@ -118,8 +118,6 @@ class FakeEngine:
         self._links = EngineLinks(
             address, back, front_limits=limits, back_limits=limits, curve=curve
         )
-            address, back, front_limits=limits, back_limits=limits, curve=curve
-        )
         self.address = self._links.front.address
         self._links.wake_on(self._wake_fd)
         self._thread = threading.Thread(target=self._run, name="fake-engine")
