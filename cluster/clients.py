@@ -92,7 +92,8 @@ class Clients:
         self._farewell_until[peer] = now + FAREWELL_FOR_S
         self._next_farewell = now + FAREWELL_EVERY_S
         self.num_cut += 1
-        self._log.warning("client_cut_off", client=number, reason=why)
+        tell = self._log.info if why.has_left else self._log.warning
+        tell("client_cut_off", client=number, reason=why)
 
     @property
     def next_deadline(self) -> float | None:
