@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from scheduler.journal import Record, encode_record
 from stoker.cli import make_parser
 from tests.cluster.cluster_rig import Rig
 from tests.cluster.frontend.fake_engine import ANSWER, FakeEngine, answer_at_once
@@ -222,6 +223,25 @@ def test_the_first_program_of_the_readme_answers_with_a_model(
 
 def run(program: str) -> None:
     exec(compile(program, "README.md", "exec"), {"__name__": "__main__"})
+
+
+def test_the_journal_reader_of_the_scheduling_page_reads_a_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records: list[Record] = []
+    with Rig(tmp_path, journal=records) as rig:
+        rig.start_worker(Script(num_blocks=4))
+        client = rig.client()
+        client.finish(*(client.submit(num_prompt=40, max_tokens=3) for _ in range(3)))
+    (tmp_path / "journal.msgpack").write_bytes(b"".join(map(encode_record, records)))
+    monkeypatch.chdir(tmp_path)
+    (program,) = re.findall(r"(?ms)^```python\n(.*?)^```$", TEXTS["docs/scheduling.md"])
+
+    run(program)
+
+    printed = capsys.readouterr().out
+    assert len(printed.splitlines()) == len(records)
+    assert ": 'blocks'}" in printed, "somebody was deferred, for want of blocks"
 
 
 # --- the client in twenty lines -------------------------------------------------------------
