@@ -236,6 +236,7 @@ def test_the_journal_reader_of_the_scheduling_page_reads_a_journal(
     (tmp_path / "journal.msgpack").write_bytes(b"".join(map(encode_record, records)))
     monkeypatch.chdir(tmp_path)
     (program,) = re.findall(r"(?ms)^```python\n(.*?)^```$", TEXTS["docs/scheduling.md"])
+    capsys.readouterr()
 
     run(program)
 
