@@ -27,8 +27,6 @@ PAGES = sorted(
 TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in PAGES}
 
 TOP_FOLDERS = "kvcache|scheduler|worker|cluster|stoker|tests|bench|docs|scripts|examples|deploy"
-MADE_LATER = re.compile(r"models/|\.venv")
-"""Paths that set-up makes."""
 
 
 def code_spans(text: str) -> list[str]:
