@@ -15,6 +15,7 @@ import msgspec
 
 from cluster.config import EngineConfig, load_config
 from cluster.frontend.draft import Prompt
+from cluster.frontend.errors import EngineLost
 from scheduler.sampling import SamplingParams
 from stoker.client import Client
 from stoker.cluster_process import ClusterProcess
@@ -78,12 +79,22 @@ class LLM:
         except BaseException:
             cluster.end()
             raise
+        self._cluster = cluster
         # Also at the interpreter's end, and if nobody holds this any more.
         self._closer = weakref.finalize(self, _close, self._client, cluster)
 
     @property
     def client(self) -> Client:
-        """For streaming, handles and status."""
+        """For streaming, handles and status.
+
+        Raises:
+            EngineLost: the cluster ended by itself.
+        """
+        if self._closer.alive and not self._cluster.is_alive:
+            raise EngineLost(
+                f"the cluster of this LLM has ended ({self._cluster.wait()}); its log says why. "
+                "Make a new LLM"
+            )
         return self._client
 
     @property
@@ -93,7 +104,7 @@ class LLM:
 
     def get_default_sampling_params(self) -> SamplingParams:
         """The model's own defaults, which hold where no sampling parameters are given."""
-        return self._client.get_default_sampling_params()
+        return self.client.get_default_sampling_params()
 
     def generate(
         self,
@@ -111,7 +122,7 @@ class LLM:
             use_tqdm: show a progress bar, if standard error is a terminal.
         """
         with answers_bar(len(listed_prompts(prompts)), is_wanted=use_tqdm) as tell:
-            return self._client.generate(
+            return self.client.generate(
                 prompts,
                 sampling_params,
                 priority=priority,
@@ -133,7 +144,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of several; see `Client.chat`."""
         with answers_bar(len(listed_chats(messages)), is_wanted=use_tqdm) as tell:
-            return self._client.chat(
+            return self.client.chat(
                 messages,
                 sampling_params,
                 priority=priority,

@@ -14,7 +14,7 @@ from cluster.config import config_from
 from cluster.errors import StartFailed
 from cluster.gguf_file import ModelError
 from scheduler.errors import ConfigError
-from stoker import LLM, ClientClosed, SamplingParams
+from stoker import LLM, ClientClosed, EngineLost, SamplingParams
 from stoker.cli import main
 from stoker.cluster_process import ClusterProcess
 from tests.cluster.frontend.fake_engine import ANSWER
@@ -85,6 +85,16 @@ def test_dropping_it_ends_the_cluster(use_cluster: UseCluster, model: Path) -> N
     del llm
 
     assert psutil.wait_procs(children, timeout=10)[1] == []
+
+
+def test_a_cluster_that_ended_by_itself_is_named(use_cluster: UseCluster, model: Path) -> None:
+    with LLM(model) as llm:
+        (supervisor,) = psutil.Process().children()
+        supervisor.kill()
+        os.waitid(os.P_PID, supervisor.pid, os.WEXITED | os.WNOWAIT)
+
+        with pytest.raises(EngineLost, match=r"killed by signal 9.*Make a new LLM"):
+            llm.generate("hi")
 
 
 def test_a_cluster_that_fails_says_why(use_cluster: UseCluster, model: Path) -> None:
