@@ -51,11 +51,12 @@ test: setup  ## run the tests, less the slow ones (under ten minutes on two core
 test-slow: setup  ## run the slow tests
 	$(BIN)/pytest -m slow
 
-bench: setup  ## measure, and print the tables that docs/ quotes
-	$(BIN)/python bench/scheduler_step.py
-	$(BIN)/python bench/latency.py
-	$(BIN)/python bench/throughput.py bench/workloads/b_64_sharegpt_like.json
-	$(BIN)/python bench/mixed_steps.py
+bench: setup  ## measure, and print the tables that docs/ quotes (about ten minutes)
+	$(BIN)/python -m bench.scheduler_step
+	$(BIN)/python -m bench.latency
+	$(BIN)/python -m bench.throughput b
+	$(BIN)/python -m bench.throughput c
+	$(BIN)/python -m bench.mixed_steps
 
 lock: $(STAMP)  ## write requirements.lock anew, from what is installed
 	$(BIN)/python scripts/lock.py
