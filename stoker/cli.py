@@ -40,9 +40,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser with all commands; importing what they need is left to them."""
-    from cluster.config import add_arguments
-    from stoker.sampling_arguments import add_sampling_arguments
-
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument(
         "--debug", action="store_true", help="show where an error comes from (traceback)"
@@ -52,16 +49,24 @@ def make_parser() -> argparse.ArgumentParser:
         description="Serve a large language model from a cluster of tensor-parallel workers.",
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-
-    def add(name: str, run: Command, text: str) -> argparse.ArgumentParser:
+    for name, run, add_to, text in (
+        ("generate", _generate, _for_generate, "Answer prompts through a cluster, then end it."),
+        ("chat", _chat, _for_chat, "Talk with a model in the terminal."),
+        ("serve", _serve, _for_serve, "Bring a cluster up and keep it until SIGINT or SIGTERM."),
+        ("status", _status, _for_status, "How a running cluster is."),
+        ("fetch", _fetch, _for_fetch, "Bring a model onto this machine."),
+        ("version", _version, _for_version, "Print the version."),
+    ):
         command = commands.add_parser(name, help=text, description=text, parents=[common])
         command.set_defaults(command=run)
-        return command
+        add_to(command)
+    return parser
 
-    generate = add("generate", _generate, "Answer prompts through a cluster, then end it.")
-    _add_model(generate)
-    _add_address(generate, "use this running cluster instead of starting one")
-    prompts = generate.add_argument_group("prompts (without these: standard input, one a line)")
+
+def _for_generate(parser: argparse.ArgumentParser) -> None:
+    _add_model(parser)
+    _add_address(parser, "use this running cluster instead of starting one")
+    prompts = parser.add_argument_group("prompts (without these: standard input, one a line)")
     prompts.add_argument(
         "--prompt", action="append", default=[], metavar="TEXT", help="may be repeated"
     )
@@ -75,47 +80,45 @@ def make_parser() -> argparse.ArgumentParser:
         "--chat", action="store_true", help="send each prompt through the chat template"
     )
     prompts.add_argument("--system", metavar="TEXT", help="system message, with --chat")
-    output = generate.add_argument_group("output")
+    output = parser.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="one JSON document instead of text")
-    output.add_argument(
-        "--stats",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="a table of figures after the answers, on standard error (default: yes)",
-    )
-    output.add_argument(
-        "--progress",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="a progress bar, if standard error is a terminal (default: yes)",
-    )
-    add_sampling_arguments(generate, max_tokens=256)
-    _add_settings(generate, add_arguments)
+    for option, text in (
+        ("--stats", "a table of figures after the answers, on standard error (default: yes)"),
+        ("--progress", "a progress bar, if standard error is a terminal (default: yes)"),
+    ):
+        output.add_argument(option, action=argparse.BooleanOptionalAction, default=True, help=text)
+    _add_sampling(parser, max_tokens=256)
+    _add_settings(parser)
 
-    chat = add("chat", _chat, "Talk with a model in the terminal.")
-    _add_model(chat)
-    _add_address(chat, "use this running cluster instead of starting one")
-    chat.add_argument("--system", metavar="TEXT", help="system message")
-    add_sampling_arguments(chat, max_tokens=1024)
-    _add_settings(chat, add_arguments)
 
-    serve = add("serve", _serve, "Bring a cluster up and keep it up until SIGINT or SIGTERM.")
-    _add_model(serve)
-    _add_settings(serve, add_arguments)
+def _for_chat(parser: argparse.ArgumentParser) -> None:
+    _add_model(parser)
+    _add_address(parser, "use this running cluster instead of starting one")
+    parser.add_argument("--system", metavar="TEXT", help="system message")
+    _add_sampling(parser, max_tokens=1024)
+    _add_settings(parser)
 
-    status = add("status", _status, "How a running cluster is.")
-    _add_address(status, "of its front socket; default: the clusters running for this user")
-    status.add_argument("--json", action="store_true", help="JSON instead of tables")
-    status.add_argument(
+
+def _for_serve(parser: argparse.ArgumentParser) -> None:
+    _add_model(parser)
+    _add_settings(parser)
+
+
+def _for_status(parser: argparse.ArgumentParser) -> None:
+    _add_address(parser, "of its front socket; default: the clusters running for this user")
+    parser.add_argument("--json", action="store_true", help="JSON instead of tables")
+    parser.add_argument(
         "--timeout", type=float, default=5.0, metavar="X", help="seconds to wait for an answer"
     )
 
-    fetch = add("fetch", _fetch, "Bring a model onto this machine.")
-    fetch.add_argument("model", metavar="MODEL", help=_MODEL)
-    fetch.add_argument("--models-dir", metavar="DIR", help="where to keep it")
 
-    add("version", _version, "Print the version.")
-    return parser
+def _for_fetch(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help=_MODEL)
+    parser.add_argument("--models-dir", metavar="DIR", help="where to keep it")
+
+
+def _for_version(_: argparse.ArgumentParser) -> None:
+    pass
 
 
 _MODEL = "folder with a checkpoint, GGUF file, `smollm2` (a small chat model), or Hugging Face name"
@@ -138,9 +141,15 @@ def _add_address(parser: argparse.ArgumentParser, text: str) -> None:
     )
 
 
-def _add_settings(
-    parser: argparse.ArgumentParser, add_arguments: Callable[[argparse.ArgumentParser], None]
-) -> None:
+def _add_sampling(parser: argparse.ArgumentParser, *, max_tokens: int) -> None:
+    from stoker.sampling_arguments import add_sampling_arguments
+
+    add_sampling_arguments(parser, max_tokens=max_tokens)
+
+
+def _add_settings(parser: argparse.ArgumentParser) -> None:
+    from cluster.config import add_arguments
+
     add_arguments(parser)
     parser.add_argument(
         "--data-parallel-size",
@@ -154,7 +163,13 @@ def _add_settings(
 
 def _is_expected(error: Exception) -> bool:
     """Whether the message alone tells a user what to do; anything else is a fault of ours."""
-    from cluster.errors import AddressError, BackendError, StartFailed, StartInterrupted
+    from cluster.errors import (
+        AddressError,
+        BackendError,
+        ClusterLost,
+        StartFailed,
+        StartInterrupted,
+    )
     from cluster.frontend.errors import RequestError
     from cluster.gguf_file import ModelError
     from scheduler.errors import ConfigError, InvalidRequest
@@ -162,6 +177,7 @@ def _is_expected(error: Exception) -> bool:
     kinds = (
         AddressError,
         BackendError,
+        ClusterLost,
         StartFailed,
         StartInterrupted,
         RequestError,
