@@ -9,13 +9,18 @@ from tests.system.in_process import Answer
 SETTLE_S = 20.0
 
 
-def settled(client: Client) -> Status:
-    """The status once nothing waits or runs and no block is held, which must be soon."""
+def settled(client: Client, num_clients: int | None = None) -> Status:
+    """The status once nothing waits or runs and no block is held, which must be soon.
+
+    Args:
+        num_clients: who shall be there by then; None: whoever is.
+    """
     deadline = time.monotonic() + SETTLE_S
     while True:
         status = client.status()
         held = sum(group.num_used_blocks for group in status.groups)
-        if status.num_running == status.num_waiting == held == 0:
+        has_left = num_clients is None or status.num_clients == num_clients
+        if has_left and status.num_running == status.num_waiting == held == 0:
             return status
         assert time.monotonic() < deadline, f"still at work: {status}"
 
