@@ -13,6 +13,7 @@ from cluster.frontend.draft import Draft, Prompt, RequestOptions
 from cluster.frontend.engine_client import ClientConfig, EngineClient, seeds_from
 from cluster.frontend.errors import QueueFull, WaitTimedOut
 from cluster.frontend.requests import LiveRequest, Watcher
+from cluster.frontend.tokenizer import Tokenizer
 from cluster.messages import ServerInfo, Status
 from scheduler.sampling import SamplingParams
 from stoker.batch import BatchQueue
@@ -187,6 +188,10 @@ class AsyncClient:
     async def get_default_sampling_params(self) -> SamplingParams:
         """What holds for requests without sampling parameters: the model's own defaults."""
         return await self._in_thread(self._engine.default_sampling)
+
+    async def get_tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of the engine's model, brought over once; None if it has none."""
+        return await self._in_thread(self._engine.tokenizer)
 
     async def submit(
         self,

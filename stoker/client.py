@@ -13,6 +13,7 @@ from cluster.frontend.draft import Draft, Prompt, RequestOptions
 from cluster.frontend.engine_client import ClientConfig, EngineClient, seeds_from
 from cluster.frontend.errors import QueueFull
 from cluster.frontend.requests import LiveRequest
+from cluster.frontend.tokenizer import Tokenizer
 from cluster.messages import ServerInfo, Status
 from scheduler.sampling import SamplingParams
 from stoker.batch import BatchQueue
@@ -148,6 +149,10 @@ class Client:
     def get_default_sampling_params(self) -> SamplingParams:
         """What holds for requests without sampling parameters: the model's own defaults."""
         return self._engine.default_sampling()
+
+    def get_tokenizer(self) -> Tokenizer | None:
+        """The tokenizer of the engine's model, brought over once; None if it has none."""
+        return self._engine.tokenizer()
 
     def submit(
         self,

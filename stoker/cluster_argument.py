@@ -21,9 +21,12 @@ def cluster_of(arguments: argparse.Namespace) -> Iterator[Client]:
             yield client
         return
     from cluster.config import load_config
+    from cluster.logs import show_events
     from stoker.llm import LLM
 
     # The answers are what a user wants to see; the cluster's life only on request.
     level = None if "log_level" in vars(arguments) else "warning"
-    with LLM.of_config(load_config(arguments, log_level=level)) as llm:
+    config = load_config(arguments, log_level=level)
+    show_events("client", config.log_level)
+    with LLM.of_config(config) as llm:
         yield llm.client

@@ -16,6 +16,7 @@ import msgspec
 from cluster.config import EngineConfig, load_config
 from cluster.frontend.draft import Prompt
 from cluster.frontend.errors import EngineLost
+from cluster.frontend.tokenizer import Tokenizer
 from scheduler.sampling import SamplingParams
 from stoker.client import Client
 from stoker.cluster_process import ClusterProcess
@@ -105,6 +106,10 @@ class LLM:
     def get_default_sampling_params(self) -> SamplingParams:
         """The model's own defaults, which hold where no sampling parameters are given."""
         return self.client.get_default_sampling_params()
+
+    def get_tokenizer(self) -> Tokenizer | None:
+        """The model's tokenizer; None if it has none."""
+        return self.client.get_tokenizer()
 
     def generate(
         self,

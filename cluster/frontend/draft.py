@@ -187,6 +187,8 @@ def _text_and_ids(prompt: object, tokenizer: Tokenizer | None) -> tuple[str | No
                 param="prompt",
             )
         return prompt, tokenizer.encode(prompt)
+    if isinstance(prompt, np.ndarray) and prompt.ndim == 1:
+        prompt = prompt.tolist()
     if not isinstance(prompt, Sequence) or isinstance(prompt, bytes):
         raise _wrong("prompt", "a text or a list of token ids", prompt)
     ids = list(prompt)

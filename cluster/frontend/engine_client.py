@@ -38,7 +38,7 @@ from cluster.frontend.session import BadMessage, FrontSession, StatusTicket
 from cluster.frontend.tokenizer import Tokenizer
 from cluster.links import DealerLink, LinkLimits, check_address
 from cluster.logs import EventLog
-from cluster.messages import FromClient, ServerInfo, Status, ToClient
+from cluster.messages import FromClient, GenerationDefaults, ServerInfo, Status, ToClient
 from cluster.wire import FROM_CLIENT, PROTOCOL_VERSION, TO_CLIENT
 from scheduler.errors import InvalidRequest
 from scheduler.request import TokenBatch
@@ -105,6 +105,7 @@ class EngineClient:
         self._linger_s = 0.0
         self._tokenizer: tuple[str, Tokenizer] | None = None  # with its digest
         self._tokenizer_lock = threading.Lock()
+        self._defaults: tuple[GenerationDefaults, SamplingParams] | None = None
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread = threading.Thread(
             target=self._run, name=f"stoker-client {config.address}", daemon=True
@@ -138,7 +139,11 @@ class EngineClient:
 
     def default_sampling(self) -> SamplingParams:
         """What holds where a caller gives no sampling parameters."""
-        return default_sampling(self.info().defaults)
+        given = self.info().defaults
+        with self.lock:
+            if self._defaults is None or self._defaults[0] != given:
+                self._defaults = (given, default_sampling(given))
+            return self._defaults[1]
 
     def status(self, timeout_s: float | None = None) -> Status:
         """How the engine is, also while it starts.
@@ -179,7 +184,7 @@ class EngineClient:
         info, tokenizer = self.info(), self.tokenizer()
         return draft_of(
             prompt,
-            default_sampling(info.defaults) if sampling is None else sampling,
+            self.default_sampling() if sampling is None else sampling,
             RequestOptions() if options is None else options,
             info=info,
             tokenizer=tokenizer,
@@ -360,12 +365,10 @@ class EngineClient:
 
     def _take(self, message: ToClient) -> None:
         with self.lock:
-            self._send_now(self._session.receive(message, self._clock()))
+            replies = self._session.receive(message, self._clock())
+            self._outbox.extend(map(FROM_CLIENT.encode, replies))
             if not isinstance(message, TokenBatch):
                 self._changed.notify_all()
-
-    def _send_now(self, messages: Iterable[FromClient]) -> None:
-        self._outbox.extend(map(FROM_CLIENT.encode, messages))
 
     def _lose(self, error: Exception) -> bool:
         """The connection ended; returns whether it had come to a ready engine."""

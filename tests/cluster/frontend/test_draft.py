@@ -3,6 +3,7 @@
 import logging
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cluster.frontend.draft import Draft, RequestOptions, default_sampling, draft_of
@@ -71,6 +72,14 @@ def test_an_empty_text_is_refused_where_the_tokenizer_adds_nothing() -> None:
 def test_a_prompt_of_the_wrong_type_is_refused(prompt: object, says: str) -> None:
     with pytest.raises(InvalidRequest, match=says):
         make_draft(prompt)
+
+
+def test_ids_may_be_an_array_of_numpy() -> None:
+    assert make_draft(np.array([3, 1, 2])).prompt_token_ids == [3, 1, 2]
+    assert make_draft({"prompt_token_ids": np.array([4], np.int64)}).prompt_token_ids == [4]
+    for wrong in (np.array([1.5]), np.array([[1, 2]]), np.array([True])):
+        with pytest.raises(InvalidRequest):
+            make_draft(wrong)
 
 
 @pytest.mark.parametrize("token", [-1, 512, 2**31, 2**70])

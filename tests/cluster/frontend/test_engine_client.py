@@ -1,5 +1,6 @@
 """One client over a real socket: engines that come, go, and send what they should not."""
 
+import logging
 import pickle  # to send one, not to read one
 import threading
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from cluster.frontend.errors import (
 )
 from cluster.frontend.requests import LiveRequest
 from cluster.links import Curve
-from cluster.messages import EngineStarting, Refusal
+from cluster.messages import EngineStarting, GenerationDefaults, Refusal
 from scheduler.errors import InvalidRequest
 from scheduler.request import Abort, Finish, Rejection
 from scheduler.sampling import SamplingParams
@@ -76,6 +77,19 @@ def test_the_tokenizer_comes_over_the_wire_once(engine: FakeEngine, client: Engi
     assert first is second
     assert first is not None
     assert first.files == engine.files
+
+
+def test_the_models_defaults_are_logged_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    info = make_info(defaults=GenerationDefaults(temperature=0.5))
+    with FakeEngine(ipc_address(tmp_path), info=info) as engine, caplog.at_level(logging.INFO):
+        client = connect(engine.address)
+        drafts = [client.draft("hi") for _ in range(3)]
+        client.close()
+
+    assert {draft.sampling.temperature for draft in drafts} == {0.5}
+    assert caplog.text.count("generation_defaults_hold") == 1
 
 
 def test_an_engine_may_appear_after_the_client(tmp_path: Path) -> None:
