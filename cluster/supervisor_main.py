@@ -25,6 +25,7 @@ from cluster.launch_plan import LaunchPlan
 from cluster.links import Curve
 from cluster.local_backend import LocalBackend
 from cluster.logs import EventLog, show_events
+from cluster.model_check import check_model
 from cluster.models import DEFAULT_MODEL, resolve_model
 from cluster.supervisor import Supervisor
 from cluster.wakeup import SignalPipe
@@ -124,6 +125,7 @@ def plan_launch(config: EngineConfig, log: EventLog) -> LaunchPlan:
         Path(resolved.models_dir),
         report=lambda what: log.info("model", doing=what),
     )
+    check_model(model_dir, resolved.tensor_parallel_size)
     return LaunchPlan(
         config=resolved,
         model=resolved.model or DEFAULT_MODEL,

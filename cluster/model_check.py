@@ -1,0 +1,40 @@
+"""What can be said of a model before any worker starts, from its config.json alone.
+
+Workers read the file in full and check all of it; this says at once what would make every
+one of them fail after seconds of loading libraries.
+"""
+
+import json
+from pathlib import Path
+
+from scheduler.errors import ConfigError
+from worker.errors import UnsupportedModel
+from worker.models.registry import find_architecture
+from worker.shards import ImpossibleShards, ModelWidths, deal_shards
+
+_WIDTHS = ("num_attention_heads", "intermediate_size", "vocab_size")
+
+
+def check_model(model_dir: Path, tensor_parallel_size: int) -> None:
+    """Check the architecture, and whether the model can be dealt out to so many ranks.
+
+    A file that cannot be read is left to the workers, whose messages say more.
+
+    Raises:
+        ConfigError: neither will do; the message lists what would.
+    """
+    try:
+        config = json.loads((model_dir / "config.json").read_bytes())
+        architectures = [str(name) for name in config["architectures"]]
+        heads, columns, rows = (int(config[name]) for name in _WIDTHS)
+        kv_heads = int(config.get("num_key_value_heads") or heads)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return
+    try:
+        find_architecture(architectures)
+        widths = ModelWidths(
+            num_q_heads=heads, num_kv_heads=kv_heads, mlp_columns=columns, vocab_rows=rows
+        )
+        deal_shards(widths, tensor_parallel_size)
+    except (UnsupportedModel, ImpossibleShards) as error:
+        raise ConfigError(f"{model_dir}: {error}") from error
