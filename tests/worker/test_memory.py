@@ -1,6 +1,9 @@
 """What is free, what a step takes, and how many blocks that leaves."""
 
+import multiprocessing
+from collections.abc import Callable
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 import pytest
@@ -15,11 +18,39 @@ from worker.kv_store import KVStore
 from worker.memory import Measured, free_host_bytes, measure_memory, num_blocks_for, peak_growth
 
 MIB = 2**20
+P = ParamSpec("P")
+T = TypeVar("T")
 GEOMETRY = KVGeometry(num_layers=2, num_kv_heads=2, head_dim=8, block_size=4, value_bytes=4)
 
 
 def make_config(**changes: object) -> RunnerConfig:
     return RunnerConfig(model_dir=Path("unused"), **changes)  # type: ignore[arg-type]
+
+
+def in_fresh_process(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """The result of a function that measures its own process, which must not have freed
+    memory of earlier tests to use again."""
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        return pool.apply(work, args, kwargs)
+
+
+def use_64_mib() -> None:
+    np.ones(64 * MIB // 8)
+
+
+def growth_of_64_mib() -> int:
+    return peak_growth(use_64_mib)
+
+
+def measured_with_64_mib() -> Measured:
+    return measure_memory(make_config(), torch.device("cpu"), use_64_mib)
+
+
+def growth_of_a_pool(num_blocks: int) -> int:
+    stores: list[KVStore] = []
+    return peak_growth(
+        lambda: stores.append(KVStore(GEOMETRY, num_blocks, torch.float32, torch.device("cpu")))
+    )
 
 
 def measured(budget_bytes: int) -> Measured:
@@ -75,10 +106,7 @@ def test_this_machine_has_some_memory_free() -> None:
 
 
 def test_the_peak_of_a_run_is_seen_though_it_has_passed() -> None:
-    def run() -> None:
-        np.ones(64 * MIB // 8)
-
-    assert peak_growth(run) > 60 * MIB
+    assert in_fresh_process(growth_of_64_mib) > 60 * MIB
 
 
 def test_ranks_of_one_host_share_what_is_free() -> None:
@@ -90,10 +118,7 @@ def test_ranks_of_one_host_share_what_is_free() -> None:
 
 
 def test_activations_are_taken_from_the_budget() -> None:
-    def run() -> None:
-        np.ones(64 * MIB // 8)
-
-    found = measure_memory(make_config(), torch.device("cpu"), run)
+    found = in_fresh_process(measured_with_64_mib)
 
     assert found.activation_bytes > 60 * MIB
     assert found.budget_bytes == int(found.free_bytes * 0.9) - found.activation_bytes
@@ -134,16 +159,12 @@ def test_a_budget_below_one_request_is_refused_with_the_least_that_would_do(budg
 
 def test_a_pool_costs_no_memory_before_it_is_used() -> None:
     num_blocks = 512 * MIB // GEOMETRY.block_bytes
-    stores = []
+    store = KVStore(GEOMETRY, num_blocks, torch.float32, torch.device("cpu"))
 
-    grown = peak_growth(
-        lambda: stores.append(KVStore(GEOMETRY, num_blocks, torch.float32, torch.device("cpu")))
-    )
-
-    assert grown < 64 * MIB
-    assert stores[0].layers[1].shape == (2, num_blocks, 4, 2, 8)
-    assert stores[0].layers[1].dtype == torch.float32
-    assert not stores[0].layers[1][1, -1].any()
+    assert in_fresh_process(growth_of_a_pool, num_blocks) < 64 * MIB
+    assert store.layers[1].shape == (2, num_blocks, 4, 2, 8)
+    assert store.layers[1].dtype == torch.float32
+    assert not store.layers[1][1, -1].any()
 
 
 def test_every_number_of_the_capacity_is_told(tmp_path: Path) -> None:
