@@ -89,7 +89,8 @@ class Group:
         """
         rows = self.running
         slots = rows.order
-        todo = np.minimum(rows.known[slots], rows.limit[slots] - 1) - rows.planned[slots]
+        todo = np.minimum(rows.known.take(slots), rows.limit.take(slots) - 1)
+        todo -= rows.planned.take(slots)
         can_go_on = todo > 0
         return slots[can_go_on], todo[can_go_on]
 
@@ -105,7 +106,7 @@ class Group:
         Slots that must wait for blocks in limbo sit this step out.
         """
         rows = self.running
-        needy = rows.planned[slots] >= rows.capacity[slots]
+        needy = rows.planned.take(slots) >= rows.capacity.take(slots)
         preempted: list[Sequence] = []
         if needy.any():
             short = slots[needy]
@@ -119,7 +120,7 @@ class Group:
             if len(short):
                 draft.grow(short, self.cache.extend(short))
                 rows.capacity[short] += self.block_size
-        draft.decode(slots, rows.planned[slots])
+        draft.decode(slots, rows.planned.take(slots))
         return preempted
 
     def prefill(self, draft: StepDraft, slot: int, count: int) -> None:
@@ -147,15 +148,18 @@ class Group:
         """`_commit` for many slots; those that filled one block of output go together."""
         rows, size = self.running, self.block_size
         full = ends // size
-        fills = np.flatnonzero(full > rows.committed[slots])
+        fills = np.flatnonzero(full > rows.committed.take(slots))
         if not len(fills):
             return
         slots, index = slots[fills], full[fills] - 1
         tokens = rows.tokens[slots[:, None], index[:, None] * size + np.arange(size)]
         buffer, width = tokens.astype("<i4", copy=False).tobytes(), size * 4
         keys, plain = [], []
+        sequences = rows.sequences
         for row, (slot, at) in enumerate(zip(slots.tolist(), index.tolist(), strict=True)):
-            known = rows.at(slot).keys
+            sequence = sequences[slot]
+            assert sequence is not None
+            known = sequence.keys
             if len(known) != at or not known:
                 self._commit(slot, (at + 1) * size)
                 continue
@@ -265,14 +269,14 @@ class Group:
         rows = self.running
         slot, start, count = draft.columns()
         end = start + count
-        samples = end == rows.known[slot]
-        given = np.clip(rows.num_admitted[slot] - start, 0, count)
+        samples = end == rows.known.take(slot)
+        given = np.minimum(np.maximum(rows.num_admitted.take(slot) - start, 0), count)
         self.step += 1
         self.unanswered.append(
             Issued(
                 step=self.step,
                 slot=slot,
-                serial=rows.serial[slot],
+                serial=rows.serial.take(slot),
                 end=end,
                 samples=samples,
                 num_tokens=draft.num_tokens,
@@ -326,7 +330,7 @@ class Group:
         self.cache.answered(issued.step)
         self.step_time.learn(issued.num_tokens, result.compute_s)
         rows = self.running
-        alive = rows.serial[issued.slot] == issued.serial
+        alive = rows.serial.take(issued.slot) == issued.serial
         slots, ends = issued.slot[alive], issued.end[alive]
         rows.answered[slots] = ends
         if self.cache.reuses_prefixes:

@@ -34,14 +34,14 @@ def settle(group: Group, result: StepResult, now: float) -> Settled:
     sampled = np.flatnonzero(issued.samples)
     slot, serial = issued.slot[sampled], issued.serial[sampled]
     length = issued.end[sampled] + 1
-    runs = rows.serial[slot] == serial
+    runs = rows.serial.take(slot) == serial
     slots, tokens, lengths = slot[runs], result.token[runs], length[runs]
     rows.tokens[slots, lengths - 1] = tokens
     rows.confirmed[slots] = lengths
     finish = finish_of_tokens(rows, slots, tokens, lengths)
     outbox = Outbox(
-        client=rows.client[slots],
-        handle=rows.handle[slots],
+        client=rows.client.take(slots),
+        handle=rows.handle.take(slots),
         count=np.ones(len(slots), dtype=np.int32),
         token=tokens,
         finish=finish,
@@ -50,7 +50,7 @@ def settle(group: Group, result: StepResult, now: float) -> Settled:
         (rows.at(int(slots[row])), Finish(int(finish[row])))
         for row in np.flatnonzero(finish).tolist()
     ]
-    firsts = slots[lengths == rows.num_prompt[slots] + 1]
+    firsts = slots[lengths == rows.num_prompt.take(slots) + 1]
     started = [rows.at(slot) for slot in firsts.tolist()]
     num_dropped = 0
     if not runs.all():

@@ -31,13 +31,13 @@ def finish_of_tokens(
 
     Shapes: slots, tokens, lengths and the result are [N].
     """
-    is_end = (running.end_ids[:, slots] == tokens).any(axis=0)
-    many = running.has_many_ends[slots]
+    is_end = (running.end_ids.take(slots, axis=1) == tokens).any(axis=0)
+    many = running.has_many_ends.take(slots)
     if many.any():
         for row in np.flatnonzero(many).tolist():
             is_end[row] = int(tokens[row]) in running.at(int(slots[row])).end_ids
-    is_end &= lengths > running.min_len[slots]
+    is_end &= lengths > running.min_len.take(slots)
     finish = np.zeros(len(slots), dtype=np.uint8)
-    finish[lengths >= running.limit[slots]] = Finish.LENGTH
+    finish[lengths >= running.limit.take(slots)] = Finish.LENGTH
     finish[is_end] = Finish.STOP
     return finish
