@@ -21,10 +21,10 @@ def test_it_answers_as_transformers_does_greedily_and_by_chance(
     llm: LLM, tokenizer: Tokenizer, oracle: Oracle
 ) -> None:
     prompts = probes(tokenizer) * 2
-    asked = [greedy(10, logprobs=2, ignore_eos=True)] * (len(prompts) // 2)
+    asked = [greedy(8, logprobs=2, ignore_eos=True)] * (len(prompts) // 2)
     asked += [
         SamplingParams(
-            temperature=0.8, top_p=0.95, seed=seed, max_tokens=10, logprobs=0, ignore_eos=True
+            temperature=0.8, top_p=0.95, seed=seed, max_tokens=8, logprobs=0, ignore_eos=True
         )
         for seed in range(len(prompts) // 2)
     ]
@@ -35,7 +35,7 @@ def test_it_answers_as_transformers_does_greedily_and_by_chance(
     answers = [as_answer(output, one) for output, one in zip(outputs, asked, strict=True)]
     oracle.prepare(answers)
     for answer in answers:
-        assert len(answer.tokens) == len(answer.logprobs) == 10
+        assert len(answer.tokens) == len(answer.logprobs) == 8
         oracle.check(answer)
         oracle.check_logprobs(answer)
 

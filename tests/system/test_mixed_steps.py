@@ -15,7 +15,7 @@ pytestmark = pytest.mark.model
 
 NUM_STREAMS = 6
 BUDGET = 32
-LONG, SHORT = 300, 12
+LONG, SHORT = 200, 12
 
 
 class Scene:

@@ -43,10 +43,11 @@ def _nothing_is_left(no_leaks: None) -> Iterator[None]:
 
 
 def our_folders() -> set[str]:
+    """Less the one that lists this user's clusters, which stays."""
     return {
         path.name
         for path in Path(tempfile.gettempdir()).glob("stoker-*")
-        if not is_held_by_others(path)
+        if path.name != f"stoker-{os.getuid()}" and not is_held_by_others(path)
     }
 
 
@@ -110,9 +111,9 @@ def test_case_72_a_budget_below_one_request_is_refused_with_the_least_that_would
     smollm2: Path,
 ) -> None:
     message = failure(smollm2, kv_cache_memory_bytes=1 << 20)
-    assert str(1 << 20) in message.replace(",", "").replace("_", "")
-    assert "kv_cache_memory_bytes" in message
-    assert "max_model_len" in message
+    assert "1.0 MiB are left" in message
+    assert f"kv_cache_memory_bytes to at least {8192 * 46_080}" in message
+    assert "max_model_len=8192" in message
 
 
 def test_a_port_in_use_is_refused_by_its_number(tiny: Path) -> None:
@@ -182,7 +183,8 @@ def test_case_64_a_signal_while_it_starts_ends_everything_soon(
             process.wait(after_s)
         family = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(number)
-        assert process.wait(20.0) in (0, 130, 143)
+        # Killed by it: the interpreter had not come to our first line yet.
+        assert process.wait(20.0) in (0, 130, 143, -number)
     _, alive = psutil.wait_procs(family, timeout=10.0)
     assert alive == []
 
@@ -255,6 +257,9 @@ def test_an_idle_cluster_uses_next_to_no_cpu(tiny: Path) -> None:
         supervisor = supervisor_of(llm)
         family = [supervisor, *supervisor.children(recursive=True)]
         assert len(family) == 4
+        assert llm.address.startswith("ipc://")
+        listening = [one for each in family for one in each.net_connections("inet")]
+        assert listening == [], "case 129: nothing is open to the network unless asked for"
 
         def cpu_s(process: psutil.Process) -> float:
             times = process.cpu_times()

@@ -18,16 +18,16 @@ TIGHT_TOKENS = 160
 """The longest probe with its output has 100."""
 
 FEW = (
-    Variant(),
-    Variant(tp=2, budget=16, plans=1),
-    Variant(tp=3, budget=33, block_size=8, cache="warm"),
-    Variant(tp=2, budget=17, block_size=32, cache="off", company=7, aborts=True),
     Variant(budget=512, cache="full", company=31, aborts=True),
+    Variant(tp=2, budget=16, plans=1),
+    Variant(tp=2, budget=17, block_size=32, cache="off", company=7, aborts=True),
     Variant(tp=2, budget=64, pool_tokens=TIGHT_TOKENS),
+    Variant(tp=3, budget=33, block_size=8, cache="warm"),
 )
 """Each value of each circumstance at least once."""
 
 ONE_BY_ONE = (
+    Variant(),
     *(Variant(tp=tp) for tp in (2, 3)),
     *(Variant(budget=budget) for budget in (16, 17, 33, 512)),
     *(Variant(block_size=size) for size in (8, 32)),

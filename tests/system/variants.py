@@ -9,7 +9,7 @@ from scheduler.request import Finish
 from scheduler.sampling import SamplingParams
 from tests.system.in_process import Answer, InProcessCluster, LoadedRanks
 
-NUM_OUTPUT = 10
+NUM_OUTPUT = 8
 AMPLE_TOKENS = 4096
 """Pool for the probes and all their company at once."""
 
