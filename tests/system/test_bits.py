@@ -6,7 +6,7 @@ again in one piece) goes through torch's attention with another number of rows, 
 in another order: there values differ by some 1e-5, and `test_variants` bounds what that does.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 import pytest
@@ -15,7 +15,7 @@ from cluster.frontend.tokenizer import Tokenizer
 from cluster.wire import TO_ENGINE
 from scheduler.plan import StepResult
 from scheduler.sampling import SamplingParams
-from tests.system.in_process import InProcessCluster, LoadedRanks
+from tests.system.in_process import Answer, InProcessCluster, LoadedRanks
 from tests.system.prompts import passage, probes
 from tests.system.variants import GREEDY, Outcome, Variant, run, sampled
 
@@ -90,3 +90,29 @@ def test_running_the_same_plans_again_gives_the_same_bits(
 
 def timeless(result: StepResult) -> bytes:
     return TO_ENGINE.encode(msgspec.structs.replace(result, compute_s=0.0))
+
+
+@pytest.mark.slow
+def test_contexts_of_every_length_decode_side_by_side_without_changing_a_bit(
+    loaded: Callable[[int], LoadedRanks], tokenizer: Tokenizer
+) -> None:
+    """Decodes of similar length are attended to as one batch, padded to the longest."""
+    lengths = (5, 17, 40, 130, 400, 500, 520, 600)
+    asked = SamplingParams(temperature=0.0, seed=0, max_tokens=10, logprobs=0, ignore_eos=True)
+
+    def answer(chosen: Sequence[int]) -> list[Answer]:
+        cluster = InProcessCluster(
+            loaded(1), num_blocks=200, max_num_batched_tokens=640, enable_prefix_caching=False
+        )
+        answers = []
+        for length in chosen:
+            answers.append(cluster.submit(passage(tokenizer, length, start=2 * length), asked))
+            cluster.step()  # so that each prompt is one slice
+        cluster.run()
+        return answers
+
+    together = answer(lengths)
+    for length, beside in zip(lengths, together, strict=True):
+        (alone,) = answer([length])
+        assert beside.slices == alone.slices
+        assert beside.logprobs == alone.logprobs
