@@ -12,6 +12,16 @@ from tests.system.in_process import LoadedRanks
 from tests.system.oracle import Oracle
 from tests.system.served import settled
 
+HERE = Path(__file__).parent
+TIMEOUT_S = 600
+"""For each test: a busy machine may take several times as long as a quiet one."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.timeout(TIMEOUT_S))
+
 
 @pytest.fixture(scope="session")
 def oracle(smollm2: Path) -> Iterator[Oracle]:

@@ -4,6 +4,7 @@
 """
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -125,9 +126,22 @@ def test_a_port_in_use_is_refused_by_its_number(tiny: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.ray
 def test_more_ranks_than_ray_has_room_for_are_refused_with_what_it_has(tiny: Path) -> None:
-    message = failure(tiny, backend="ray", tensor_parallel_size=3, num_groups=50)
-    assert "150" in message
-    assert "CPU" in message
+    num_groups = (os.cpu_count() or 1) + 1
+    message = failure(tiny, backend="ray", tensor_parallel_size=3, num_groups=num_groups)
+    assert re.search(r"asked for 3 CPU .*, there are \d+ of \d+ CPU free", message)
+    assert re.search(r"Nodes:\n +[\d.]+ \w+: \d+ CPU", message)
+    assert "tensor_parallel_size" in message
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.model
+def test_ray_actors_answer_as_local_processes_do_and_leave_nothing(smollm2: Path) -> None:
+    question = [{"role": "user", "content": "What is the capital of France?"}]
+    settings = {"tensor_parallel_size": 2, "max_model_len": 512, "log_level": "warning"}
+    with LLM(smollm2, backend="ray", **settings) as llm:
+        (output,) = llm.chat(question, greedy(20), use_tqdm=False)
+    assert text_of(output) == "The capital of France is Paris."
 
 
 def test_a_model_without_a_tokenizer_answers_ids_and_refuses_texts(tiny: Path) -> None:
