@@ -63,9 +63,10 @@ class Peer:
             answer = self._answer()
         figures = self.figures
         figures.seconds.append(answer["seconds"])
-        figures.ttft_s.append(answer["ttft_s"])
-        after_first = answer["output_tokens"] - num_requests
-        figures.decode_rate.append(after_first / (answer["seconds"] - answer["ttft_s"]))
+        if "ttft_s" in answer:
+            figures.ttft_s.append(answer["ttft_s"])
+            after_first = answer["output_tokens"] - num_requests
+            figures.decode_rate.append(after_first / (answer["seconds"] - answer["ttft_s"]))
         figures.peak_bytes = max(figures.peak_bytes, peak.bytes)
 
     def _answer(self) -> dict[str, float]:
@@ -179,11 +180,14 @@ def rows(made: int, ours: Figures, theirs: Figures | None) -> list[list[str]]:
     def decode_rate(side: Figures) -> float | None:
         return statistics.median(side.decode_rate) if side.decode_rate else None
 
+    def ttft(side: Figures) -> float | None:
+        return 1e3 * percentile(side.ttft_s, 0.5) if side.ttft_s else None
+
     itl = ours.itl_s or [0.0]
     return [
         row("output tokens/s", both(lambda s: made / statistics.median(s.seconds), ours, theirs)),
         row("decode tokens/s after the first", both(decode_rate, ours, theirs)),
-        row("TTFT p50, ms", both(lambda s: 1e3 * percentile(s.ttft_s, 0.5), ours, theirs)),
+        row("TTFT p50, ms", both(ttft, ours, theirs)),
         row("TTFT p95, ms", (1e3 * percentile(ours.ttft_s, 0.95), None)),
         row("ITL p50, ms", (1e3 * percentile(itl, 0.5), None)),
         row("ITL p99, ms", (1e3 * percentile(itl, 0.99), None)),
