@@ -44,9 +44,7 @@ def check_group(group: Group) -> None:
     assert len(in_use) + rows.num_free == len(rows.sequences)
     assert (rows.serial[order] >= 0).all()
     assert (rows.answered[order] <= rows.planned[order]).all()
-    assert (rows.planned[order] < rows.known[order]).all() or (
-        rows.planned[order] <= rows.known[order]
-    ).all()
+    assert (rows.planned[order] < rows.known[order]).all(), "a token is computed before it exists"
     assert (rows.confirmed[order] <= rows.known[order]).all()
     in_flight = rows.known[order] - rows.confirmed[order]
     assert (in_flight <= len(group.unanswered)).all(), "more tokens in flight than plans"
