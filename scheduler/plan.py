@@ -17,7 +17,7 @@ class Admission(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     slot: int
     sampling: SamplingParams
-    """With `seed` set, unless greedy. A token's random number depends on seed and position alone."""
+    """With `seed` set, unless greedy. A random number depends on (seed, position) alone."""
     num_prompt: int
     """Tokens that belong to the prompt; later ones are output (penalties, min_tokens)."""
     blocks: Int32Array
