@@ -48,6 +48,7 @@ from cluster.messages import (
     WorkerHello,
 )
 from cluster.status import build_status
+from cluster.step_feed import StepFeed
 from cluster.wire import FROM_ENGINE, PROTOCOL_VERSION
 from scheduler.config import ModelLimits
 from scheduler.errors import ConfigError, ProtocolError
@@ -87,7 +88,8 @@ class Engine:
         self._log = log
         self._began = clock()
         self._back = BackDesk(links.back, launch.engine_id, launch.key, log)
-        self._front = FrontDesk(links.front, tokenizer, self.status, log)
+        self._steps = StepFeed(self._began)
+        self._front = FrontDesk(links.front, tokenizer, self.status, log, self._steps)
         self._scheduler: Scheduler | None = None
         """Made when the first group says what the model is."""
         self._groups = {group: self._new_group(group) for group in range(launch.num_groups)}
@@ -185,6 +187,7 @@ class Engine:
             while number in self._lanes and (plan := self._scheduler.plan(number, now)):
                 frame = FROM_ENGINE.encode(plan)
                 lane.sent(now)
+                self._steps.planned(number, plan, self._scheduler)
                 for rank, peer in enumerate(lane.peers):
                     try:
                         self._links.back.send(peer, frame)
@@ -249,6 +252,7 @@ class Engine:
             return
         if result.epoch == lane.epoch:
             lane.answered(now)
+            self._steps.answered(number, result, now)
 
     # --- groups ---
 

@@ -22,7 +22,9 @@ from cluster.messages import (
     StatusRequest,
     ToClient,
     TokenizerRequest,
+    WatchSteps,
 )
+from cluster.step_feed import StepFeed
 from cluster.wire import FROM_CLIENT, PROTOCOL_VERSION, TO_CLIENT, handle_of
 from scheduler.outbox import Outgoing
 from scheduler.request import Abort, Rejection, Request
@@ -46,11 +48,13 @@ class FrontDesk:
         tokenizer: TokenizerFiles | None,
         status: Callable[[float], Status],
         log: EventLog,
+        steps: StepFeed,
     ) -> None:
         self._link = link
         self._tokenizer_frame = None if tokenizer is None else TO_CLIENT.encode(tokenizer)
         self._status = status
         self._log = log
+        self._steps = steps
         self.clients = Clients(link, log)
         self.num_dropped = 0
         """Messages that could not be read, or came from peers without a hello."""
@@ -96,10 +100,14 @@ class FrontDesk:
         """Send each client its batch; one who cannot take it loses its requests."""
         for outgoing in news:
             self._send(outgoing.client, outgoing.batch, now)
+        if steps := self._steps.news(self._scheduler, now):
+            for client in self._steps.watchers:
+                self._send(client, steps, now)
 
     @property
     def next_deadline(self) -> float | None:
-        return self.clients.next_deadline
+        deadlines = (self.clients.next_deadline, self._steps.next_news_at(self._scheduler))
+        return min((at for at in deadlines if at is not None), default=None)
 
     def keep_time(self, now: float) -> None:
         self.clients.say_farewell(now)
@@ -124,6 +132,10 @@ class FrontDesk:
                 self._send(client, self._status(now), now)
             case TokenizerRequest():
                 self._send_tokenizer(peer)
+            case WatchSteps(enabled=True):
+                self._steps.watch(client)
+            case WatchSteps():
+                self._steps.leave(client)
 
     def _greet(self, peer: bytes, hello: ClientHello, now: float) -> None:
         if hello.protocol != PROTOCOL_VERSION:
@@ -209,5 +221,8 @@ class FrontDesk:
 
     def _forget(self, client: int | None, now: float) -> None:
         """Drop every request of a client that is gone."""
-        if client is not None and self._scheduler is not None:
+        if client is None:
+            return
+        self._steps.leave(client)
+        if self._scheduler is not None:
             self._scheduler.abort_client(client, now)

@@ -10,6 +10,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from cluster.frontend.tokenizer_files import TokenizerFiles
+from scheduler.arrays import NO_FLOAT32, NO_INT32, Float32Array, Int32Array
 from scheduler.plan import StepPlan, StepResult
 from scheduler.request import Abort, Rejection, Request, TokenBatch
 
@@ -188,6 +189,65 @@ class Status(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="t
     totals: Totals = Totals()
 
 
+class WatchSteps(Struct, frozen=True, tag_field="type", tag="watch_steps"):
+    """Tell me of each step from now on (`StepNews`), or no more."""
+
+    enabled: bool
+
+
+class GroupLoad(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One worker group at this moment."""
+
+    group: int
+    num_running: int = 0
+    num_blocks: int = 0
+    num_used_blocks: int = 0
+    """Held by sequences."""
+    num_cached_blocks: int = 0
+    """Of a prefix that can be reused, whether held or idle."""
+
+
+class StepNews(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="step_news"
+):
+    """How things are, and the steps answered since the last news: R rows, as columns.
+
+    Sent to those who said `WatchSteps`, at most about ten times a second and only when
+    something changed. A row's figures are those of when its plan went out.
+    """
+
+    uptime_s: float
+    """Of the engine, when this was sent."""
+    num_waiting: int = 0
+    groups: tuple[GroupLoad, ...] = ()
+    group: Int32Array = NO_INT32
+    """[R] whose step"""
+    step: Int32Array = NO_INT32
+    """[R] its number in the group's epoch"""
+    age_s: Float32Array = NO_FLOAT32
+    """[R] seconds from its answer to this message"""
+    compute_s: Float32Array = NO_FLOAT32
+    """[R] seconds that it took the worker"""
+    prefill_tokens: Int32Array = NO_INT32
+    """[R] tokens of prompts that it computed, those computed again included"""
+    decode_tokens: Int32Array = NO_INT32
+    """[R] running sequences that went one token further"""
+    cached_tokens: Int32Array = NO_INT32
+    """[R] tokens that sequences which started with it found in the prefix cache"""
+    new_tokens: Int32Array = NO_INT32
+    """[R] tokens that it brought"""
+    preempted: Int32Array = NO_INT32
+    """[R] sequences of any group that lost their blocks since the row before"""
+    running: Int32Array = NO_INT32
+    """[R] in its group"""
+    waiting: Int32Array = NO_INT32
+    """[R] of all groups"""
+    used_blocks: Int32Array = NO_INT32
+    """[R] of its group, as in `GroupLoad`"""
+    cached_blocks: Int32Array = NO_INT32
+    """[R] of its group, as in `GroupLoad`"""
+
+
 # --- back socket: workers -------------------------------------------------------------------
 
 
@@ -312,7 +372,9 @@ class Shutdown(Struct, frozen=True, kw_only=True, tag_field="type", tag="shutdow
     message: str = "the engine was asked to stop"
 
 
-FromClient: TypeAlias = ClientHello | TokenizerRequest | Request | Abort | StatusRequest
+FromClient: TypeAlias = (
+    ClientHello | TokenizerRequest | Request | Abort | StatusRequest | WatchSteps
+)
 ToClient: TypeAlias = (
     ServerInfo
     | EngineStarting
@@ -322,6 +384,7 @@ ToClient: TypeAlias = (
     | TokenBatch
     | Rejection
     | Status
+    | StepNews
 )
 ToEngine: TypeAlias = (
     WorkerHello

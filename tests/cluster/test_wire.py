@@ -41,6 +41,7 @@ FROM_CLIENT = (
         timeout_s=3.5,
     ),
     Abort(int32([7, 8])),
+    messages.WatchSteps(True),
 )
 TO_CLIENT = (
     messages.ServerInfo(
@@ -79,6 +80,15 @@ TO_CLIENT = (
             ),
         ),
         totals=messages.Totals(finished={"stop": 3}, num_steps=4),
+    ),
+    messages.StepNews(
+        uptime_s=5.0,
+        num_waiting=1,
+        groups=(messages.GroupLoad(group=0, num_running=2, num_blocks=8),),
+        group=int32([0]),
+        step=int32([4]),
+        age_s=np.asarray([0.25], dtype=np.float32),
+        decode_tokens=int32([2]),
     ),
 )
 TO_ENGINE = (
