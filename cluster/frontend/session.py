@@ -5,7 +5,7 @@ requests of one connection; a new connection starts with none, since handles mea
 to another engine. Invariant: a request is in the session exactly while an output of it is live.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from cluster.frontend.draft import Draft
@@ -21,10 +21,8 @@ from cluster.messages import (
     ServerInfo,
     Status,
     StatusRequest,
-    StepNews,
     ToClient,
     TokenizerRequest,
-    WatchSteps,
 )
 from scheduler.arrays import int32
 from scheduler.plan import LogprobRows
@@ -64,7 +62,6 @@ class FrontSession:
         """News of requests that are not live, which is normal for a while after an abort."""
         self._tickets: list[StatusTicket] = []
         self._requests: dict[int, tuple[LiveRequest, LiveOutput]] = {}
-        self._step_watcher: Callable[[StepNews], None] | None = None
         self._is_tokenizer_asked = False
         self._last_handle = 0
 
@@ -111,11 +108,6 @@ class FrontSession:
         self._tickets.append(ticket)
         return [StatusRequest()]
 
-    def watch_steps(self, watcher: Callable[[StepNews], None] | None) -> list[FromClient]:
-        """Hear of every step, on this connection and those that follow; None: no more."""
-        self._step_watcher = watcher
-        return [] if self.info is None else [WatchSteps(watcher is not None)]
-
     def forget(self, ticket: StatusTicket) -> None:
         """The caller gave up; an answer that comes later is for nobody."""
         ticket.failure = ticket.failure or EngineLost("the caller stopped waiting")
@@ -145,7 +137,7 @@ class FrontSession:
             case Rejection():
                 return self._take_rejection(message)
             case ServerInfo():
-                return self._take_info(message)
+                self._take_info(message)
             case EngineStarting() | EngineStopping():
                 self.news = message.message
             case TokenizerFiles():
@@ -153,14 +145,11 @@ class FrontSession:
             case Status():
                 if self._tickets:
                     self._tickets.pop(0).status = message
-            case StepNews():
-                if self._step_watcher is not None:
-                    self._step_watcher(message)
             case Refusal():
                 raise _error_of_refusal(message)
         return []
 
-    def _take_info(self, info: ServerInfo) -> list[FromClient]:
+    def _take_info(self, info: ServerInfo) -> None:
         if info.protocol != self._protocol:
             raise ProtocolMismatch(
                 f"the engine speaks protocol {info.protocol}, this client {self._protocol}: "
@@ -169,7 +158,6 @@ class FrontSession:
         if self._tokenizer_digest != info.tokenizer_digest:
             self._tokenizer_digest, self.tokenizer_files = info.tokenizer_digest, None
         self.info, self.news = info, ""
-        return [] if self._step_watcher is None else [WatchSteps(True)]
 
     def _take_rejection(self, rejection: Rejection) -> list[FromClient]:
         found = self._requests.get(rejection.handle)
