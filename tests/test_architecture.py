@@ -36,15 +36,19 @@ MAY_IMPORT = {
         "worker",
         "scheduler",
         "kvcache",
+        "fastapi",
         "gguf",
         "huggingface_hub",
         "jinja2",
         "msgspec",
         "numpy",
         "psutil",
+        "pydantic",
         "ray",
+        "starlette",
         "tokenizers",
         "torch",
+        "uvicorn",
         "zmq",
     },
     "stoker": {"stoker", "cluster", "scheduler", "msgspec", "rich"},
@@ -69,6 +73,7 @@ STATEFUL_STDLIB = {
 ONLY_IN = {
     "zmq": ("cluster/links.py",),
     "ray": ("cluster/ray_backend.py",),
+    **dict.fromkeys(("fastapi", "pydantic", "starlette", "uvicorn"), ("cluster/api/",)),
     "torch": ("worker/", "cluster/model_runners.py"),
     "triton": ("worker/ops/cuda.py", "worker/ops/triton/"),
     "transformers": ("worker/models/",),
@@ -92,6 +97,7 @@ PICKLING_CALLS = {
 
 LIGHT_IMPORTS = {
     "import stoker; from stoker import Client, AsyncClient, SamplingParams": {
+        "fastapi",
         "ray",
         "torch",
         "transformers",

@@ -1,0 +1,95 @@
+"""What every route of one API server process needs: the engine, the settings, live calls."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from starlette.requests import Request
+
+from cluster.api.calls import Call
+from cluster.api.errors import NOT_READY, UNKNOWN_MODEL, ApiError
+from cluster.frontend.draft import Draft
+from cluster.frontend.loop_client import LoopClient
+from cluster.messages import ServerInfo
+
+if TYPE_CHECKING:  # until each of these is there
+    from cluster.config import HttpConfig
+    from cluster.frontend.tokenizer_pool import TokenizerPool
+
+
+class ApiServer:
+    """Reached by routes as `server_of(request)`; lives on one event loop."""
+
+    def __init__(self, config: "HttpConfig", engine: LoopClient, pool: "TokenizerPool") -> None:
+        self.config = config
+        self.engine = engine
+        self.pool = pool
+        self.calls: dict[str, Call] = {}
+        """Calls that are not answered yet, by our own id, such as "cmpl-…"."""
+        self._digest = ""
+
+    @property
+    def info(self) -> ServerInfo:
+        """What the engine serves.
+
+        Raises:
+            ApiError: 503, no ready engine is connected.
+        """
+        info = self.engine.info
+        if info is None:
+            raise ApiError(
+                "the engine is not ready: it starts, or the connection to it is lost. "
+                "Try again; GET /ready says when it is",
+                NOT_READY,
+            )
+        return info
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        """Names under which requests may ask for the model; the first is its own."""
+        return self.config.served_model_names or (self.info.model,)
+
+    def model_named(self, name: str | None) -> str:
+        """The name to answer under; None asks for the model that there is.
+
+        Raises:
+            ApiError: 404, no such model.
+        """
+        names = self.model_names
+        if name is None:
+            return names[0]
+        if name not in names:
+            raise ApiError(
+                f"there is no model {name!r:.200} here; this server has {', '.join(names)}",
+                UNKNOWN_MODEL,
+                param="model",
+            )
+        return name
+
+    async def loaded(self) -> ServerInfo:
+        """The same as `info`, once the pool has the tokenizer of that model."""
+        info = self.info
+        if info.tokenizer_digest != self._digest:
+            files = await self.engine.tokenizer_files()
+            if files is not None:
+                self.pool.set_files(files)
+            self._digest = info.tokenizer_digest
+        return info
+
+    def open_call(self, call_id: str, drafts: Sequence[Draft]) -> Call:
+        """Submit the requests of one HTTP call. Whoever opens it closes it.
+
+        Raises:
+            InvalidRequest, EngineUnreachable, ...: none was submitted.
+        """
+        call = Call(call_id, self.engine, drafts, self._forget)
+        self.calls[call_id] = call
+        return call
+
+    def _forget(self, call: Call) -> None:
+        del self.calls[call.id]
+
+
+def server_of(request: Request) -> ApiServer:
+    server = request.app.state.server
+    assert isinstance(server, ApiServer)
+    return server

@@ -1,0 +1,72 @@
+"""The application: which routes there are, and one shape for everything that goes wrong."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+
+from fastapi import APIRouter, FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from cluster.api.api_server import ApiServer
+from cluster.api.errors import ApiError, api_error_of
+from cluster.api.refusals import of_http_exception, of_validation_error
+from cluster.frontend.errors import RequestError
+from cluster.logs import EventLog
+from scheduler.errors import InvalidRequest
+
+ROUTERS: Sequence[APIRouter] = ()
+"""One of each module with routes."""
+
+_log = EventLog("api")
+
+
+def create_app(server: ApiServer) -> FastAPI:
+    """All routes over one `ApiServer`, which starts and ends with the application."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        server.engine.start()
+        try:
+            yield
+        finally:
+            await server.engine.close()
+
+    app = FastAPI(
+        title="Stoker",
+        version=version("stoker"),
+        docs_url=None,  # FastAPI's page would load scripts from another host
+        redoc_url=None,
+        lifespan=lifespan,
+    )
+    app.state.server = server
+    for router in ROUTERS:
+        app.include_router(router)
+    for kind in (ApiError, InvalidRequest, RequestError, Exception):
+        app.add_exception_handler(kind, _answer_error)
+    app.add_exception_handler(RequestValidationError, _answer_error)
+    app.add_exception_handler(HTTPException, _answer_error)
+    return app
+
+
+async def _answer_error(request: Request, error: Exception) -> Response:
+    """Errors of routes, of bodies that do not fit, of FastAPI itself, and of our own bugs."""
+    return error_response(error, f"{request.method} {request.url.path}")
+
+
+def error_response(error: Exception, where: str = "") -> Response:
+    """Any exception as the answer that a client gets."""
+    match error:
+        case RequestValidationError():
+            answer = of_validation_error(error)
+        case HTTPException():
+            answer = of_http_exception(error, where)
+        case _:
+            answer = api_error_of(error)
+    if answer.status == 500:
+        _log.error("request_failed", where=where, error=repr(error))
+    return Response(
+        answer.body(), answer.status, headers=answer.headers, media_type="application/json"
+    )

@@ -1,0 +1,156 @@
+"""One HTTP call: the requests it made, and what happens when its client leaves.
+
+Everything here runs on the event loop. A call is over when each of its requests is done, or
+when one of them has failed, for half an answer is none.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Sequence
+
+from starlette.types import Receive
+
+from cluster.api.errors import (
+    CANCELLED,
+    FAILED,
+    SHUTTING_DOWN,
+    TIMED_OUT,
+    ApiError,
+    ErrorKind,
+)
+from cluster.frontend.draft import Draft
+from cluster.frontend.errors import RequestError
+from cluster.frontend.loop_client import LoopClient
+from cluster.frontend.requests import LiveOutput, LiveRequest
+from scheduler.request import Finish
+
+
+class Call:
+    """The live requests of one HTTP call, in the order of its prompts.
+
+    Raises:
+        InvalidRequest, EngineUnreachable, ...: a request could not be submitted; then none is.
+    """
+
+    def __init__(
+        self,
+        call_id: str,
+        engine: LoopClient,
+        drafts: Sequence[Draft],
+        on_close: Callable[["Call"], None],
+    ) -> None:
+        self.id = call_id
+        self.requests: list[LiveRequest] = []
+        self.has_left = False
+        """Whether the client closed its connection before it had the answer."""
+        self._engine = engine
+        self._on_close = on_close
+        self._bell = asyncio.Event()
+        self._watch: asyncio.Task[None] | None = None
+        self._is_closed = False
+        try:
+            for draft in drafts:
+                self.requests.append(engine.submit(draft, self._ring))
+        except Exception:
+            self.cancel()
+            raise
+
+    @property
+    def outputs(self) -> list[LiveOutput]:
+        return [output for request in self.requests for output in request.outputs]
+
+    @property
+    def is_done(self) -> bool:
+        return all(request.is_done for request in self.requests)
+
+    @property
+    def failure(self) -> Exception | None:
+        """Why there is no answer, or none that is whole."""
+        for request in self.requests:
+            if request.failure is not None:
+                return request.failure
+        for output in self.outputs:
+            kind = _KIND_BY_FINISH.get(output.finish)
+            if kind is not None:
+                return self._error_of_end(output, kind)
+        return None
+
+    def leave_with(self, receive: Receive) -> None:
+        """From now on, cancel the call when its client closes the connection."""
+        self._watch = asyncio.create_task(self._cancel_on_disconnect(receive))
+
+    async def news(self) -> None:
+        """Wait until something has changed since the last time that this returned."""
+        await self._bell.wait()
+        self._bell.clear()
+
+    async def begin(self) -> None:
+        """Wait for the first news of any output.
+
+        Raises:
+            Exception: `failure`, if the call ended before it had anything to show.
+        """
+        while not any(output.token_ids or not output.is_live for output in self.outputs):
+            await self.news()
+        self._bell.set()  # the same news is for whoever reads the outputs
+        self._raise_failure(unless_begun=True)
+
+    async def finish(self) -> None:
+        """Wait for the end of all outputs.
+
+        Raises:
+            Exception: `failure`.
+        """
+        while not self.is_done and self.failure is None:
+            await self.news()
+        self._raise_failure()
+
+    def cancel(self) -> None:
+        """End whatever still runs."""
+        for request in self.requests:
+            with contextlib.suppress(RequestError):  # there is no engine to tell
+                self._engine.cancel(request)
+
+    def close(self) -> None:
+        """The answer is out, or there will be none. Idempotent."""
+        if self._is_closed:
+            return
+        self._is_closed = True
+        if self._watch is not None:
+            self._watch.cancel()
+        self.cancel()
+        self._on_close(self)
+
+    def _ring(self, _: LiveRequest) -> None:
+        self._bell.set()
+
+    def _raise_failure(self, *, unless_begun: bool = False) -> None:
+        failure = self.failure
+        if failure is None:
+            return
+        if unless_begun and any(output.token_ids for output in self.outputs):
+            return
+        raise failure
+
+    def _error_of_end(self, output: LiveOutput, kind: ErrorKind) -> ApiError:
+        message = output.message or _MESSAGES.get(kind, "the request failed")
+        if kind is CANCELLED and self._engine.news:
+            kind, message = SHUTTING_DOWN, f"the request was cut off: {self._engine.news}"
+        return ApiError(message, kind)
+
+    async def _cancel_on_disconnect(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.has_left = True
+        self.cancel()
+
+
+_KIND_BY_FINISH = {
+    Finish.ABORT: CANCELLED,
+    Finish.TIMEOUT: TIMED_OUT,
+    Finish.ERROR: FAILED,
+}
+_MESSAGES = {
+    CANCELLED: "the request was cancelled",
+    TIMED_OUT: "the request's timeout passed before it was answered",
+}
