@@ -344,6 +344,14 @@ class DealerLink:
             self._socket.poll(_milliseconds(min(left, 0.1)), zmq.POLLOUT)
             self._read_events()
 
+    def offer(self, frame: bytes) -> bool:
+        """Queue a frame if it can be done at once; False if the queue is full."""
+        try:
+            self._socket.send(frame, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
     def receive(self, timeout_s: float | None) -> bytes | None:
         """The next frame, or None when there was none for `timeout_s` (None: for ever).
 
@@ -376,6 +384,16 @@ class DealerLink:
             return self._socket.recv(zmq.NOBLOCK)
         except zmq.Again:
             raise LinkLost(f"the connection to {self.address} ended") from None
+
+    @property
+    def fds(self) -> tuple[int, int]:
+        """Descriptors for somebody else's loop. One of them becomes readable when there may be
+        something to `take`, or room to `offer` again.
+
+        They tell of changes, not of states: whoever was woken takes until None comes, and looks
+        again after sending, which may use up a wake-up. Source: zmq_getsockopt(3), ZMQ_FD.
+        """
+        return self._socket.fileno(), self._monitor.fileno()
 
     def wait(self, timeout_s: float | None, fds: Sequence[int] = ()) -> set[int]:
         """Sleep until a frame or an end is here, one of `fds` is readable, or time is up.

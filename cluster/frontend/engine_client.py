@@ -32,6 +32,7 @@ from cluster.frontend.errors import (
     EngineUnreachable,
     ProtocolMismatch,
     WaitTimedOut,
+    unreachable,
 )
 from cluster.frontend.requests import LiveRequest, Watcher
 from cluster.frontend.session import BadMessage, FrontSession, StatusTicket
@@ -88,7 +89,7 @@ class EngineClient:
         draw_seed: Callable[[], int] | None = None,
     ) -> None:
         check_address(config.address)
-        _check_key(config.server_key)
+        check_key(config.server_key)
         self.config = config
         self.lock = threading.RLock()
         """Held by whoever reads a `LiveRequest` that is not done."""
@@ -272,17 +273,8 @@ class EngineClient:
         raise self._dead or error(limit_s)
 
     def _unreachable(self, limit_s: float) -> Exception:
-        address, loss = self.config.address, ""
-        if self._session.news:
-            return EngineUnreachable(
-                f"the engine at {address} is not ready: {self._session.news} (waited {limit_s:g} s)"
-            )
-        if self._last_loss:
-            loss = f" The last connection ended: {self._last_loss}."
-        keys = " If it encrypts, its server_key is needed." if address.startswith("tcp") else ""
-        return EngineUnreachable(
-            f"no engine answers at {address} (waited {limit_s:g} s).{loss} Is one running there "
-            f"(`stoker serve`)?{keys}"
+        return unreachable(
+            self.config.address, limit_s, news=self._session.news, last_loss=self._last_loss
         )
 
     def _fetch_tokenizer(self, digest: str) -> Tokenizer:
@@ -390,7 +382,7 @@ class EngineClient:
             self._changed.notify_all()
 
 
-def _check_key(server_key: str) -> None:
+def check_key(server_key: str) -> None:
     """Refuse what ZeroMQ would refuse later, in the connection's own thread.
 
     Source: Z85, ZeroMQ RFC 32.

@@ -44,6 +44,27 @@ class EngineUnreachable(RequestError, TimeoutError):
     """Nothing that answers as an engine was found at the address in the time allowed."""
 
 
+def unreachable(
+    address: str, limit_s: float, *, news: str = "", last_loss: str = ""
+) -> EngineUnreachable:
+    """What to tell a caller who waited for a ready engine.
+
+    Args:
+        news: what the engine said about itself, if one was there.
+        last_loss: why the connection before this one ended, if there was one.
+    """
+    if news:
+        return EngineUnreachable(
+            f"the engine at {address} is not ready: {news} (waited {limit_s:g} s)"
+        )
+    loss = f" The last connection ended: {last_loss}." if last_loss else ""
+    keys = " If it encrypts, its server_key is needed." if address.startswith("tcp") else ""
+    return EngineUnreachable(
+        f"no engine answers at {address} (waited {limit_s:g} s).{loss} Is one running there "
+        f"(`stoker serve`)?{keys}"
+    )
+
+
 class ProtocolMismatch(RequestError):
     """The other side speaks another version of the protocol."""
 

@@ -105,7 +105,8 @@ class FakeEngine:
         self.script = script
         self.status = Status(engine_id="fake", model="tiny", state="serving", uptime_s=1.0)
         self.received: queue.SimpleQueue[FromClient] = queue.SimpleQueue()
-        self.num_hellos = 0
+        self.answers_status = True
+        self.num_hellos = self.num_status_requests = 0
         self._peers: list[bytes] = []
         self._todo: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK)
@@ -187,7 +188,9 @@ class FakeEngine:
             self._send(peer, TO_CLIENT.encode(self.files))
             return
         if isinstance(message, StatusRequest):
-            self._send(peer, TO_CLIENT.encode(self.status))
+            self.num_status_requests += 1
+            if self.answers_status:
+                self._send(peer, TO_CLIENT.encode(self.status))
             return
         self.received.put(message)
         if isinstance(message, Request):
