@@ -246,13 +246,14 @@ class Engine:
             self._back.drop(f"a result for group {number} that it did not have to give")
             return
         try:
-            self._news += self._scheduler.apply(number, result, now)
+            outcome = self._scheduler.apply(number, result, now)
         except ProtocolError as error:
             self._fail(number, lane.epoch, 0, str(error), now, step=result.step)
             return
+        self._news += outcome
         if result.epoch == lane.epoch:
             lane.answered(now)
-            self._steps.answered(number, result, now)
+            self._steps.answered(number, result, outcome, now)
 
     # --- groups ---
 

@@ -246,6 +246,8 @@ class StepNews(
     """[R] of its group, as in `GroupLoad`"""
     cached_blocks: Int32Array = NO_INT32
     """[R] of its group, as in `GroupLoad`"""
+    first_token_s: Float32Array = NO_FLOAT32
+    """Seconds from arrival to the first token, of each request that got it since the last news"""
 
 
 # --- back socket: workers -------------------------------------------------------------------

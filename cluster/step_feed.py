@@ -12,6 +12,7 @@ import numpy as np
 
 from cluster.messages import GroupLoad, StepNews
 from scheduler.arrays import Int32Array
+from scheduler.outbox import Outgoing
 from scheduler.plan import StepPlan, StepResult
 from scheduler.scheduler import Scheduler
 
@@ -48,6 +49,7 @@ class StepFeed:
         """By group: steps that are not answered, oldest first."""
         self._rows: deque[tuple[_Planned, float, float, int]] = deque(maxlen=MAX_ROWS)
         """Each with the time of its answer, the seconds it took, and the tokens it brought."""
+        self._first_token_s: list[float] = []
         self._said: tuple[int, tuple[GroupLoad, ...]] | None = None
         """What the last message said of now; None: somebody has not heard it."""
         self._next_at = 0.0
@@ -69,6 +71,7 @@ class StepFeed:
         if not self._watchers:
             self._planned.clear()
             self._rows.clear()
+            self._first_token_s.clear()
             self._preemptions = None
 
     def planned(self, group: int, plan: StepPlan, scheduler: Scheduler) -> None:
@@ -94,8 +97,16 @@ class StepFeed:
             )
         )
 
-    def answered(self, group: int, result: StepResult, now: float) -> None:
+    def answered(
+        self, group: int, result: StepResult, outcome: Iterable[Outgoing], now: float
+    ) -> None:
         """The step that was answered is complete; steps of a lost epoch are forgotten."""
+        if not self._watchers:
+            return
+        for outgoing in outcome:
+            self._first_token_s += [
+                started.queue_s + started.prefill_s for started in outgoing.batch.started
+            ]
         waiting = self._planned.get(group)
         while waiting and waiting[0][:2] <= (result.epoch, result.step):
             row = waiting.popleft()
@@ -116,6 +127,7 @@ class StepFeed:
         assert scheduler is not None
         rows = list(self._rows)
         self._rows.clear()
+        first_token_s, self._first_token_s = self._first_token_s, []
         self._next_at = now + NEWS_EVERY_S
         self._said = num_waiting, groups = _load(scheduler)
         shape = len(rows), len(_Planned._fields)
@@ -127,6 +139,7 @@ class StepFeed:
             age_s=np.asarray([now - at for _, at, _, _ in rows], dtype=np.float32),
             compute_s=np.asarray([seconds for _, _, seconds, _ in rows], dtype=np.float32),
             new_tokens=np.asarray([count for *_, count in rows], dtype=np.int32),
+            first_token_s=np.asarray(first_token_s, dtype=np.float32),
             **dict(zip(_Planned._fields[1:], map(_column, columns[1:]), strict=True)),
         )
 

@@ -73,6 +73,8 @@ class Started(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Prompt tokens whose K/V were taken from the prefix cache."""
     queue_s: float = 0.0
     """Seconds from arrival to the first slice of the prompt."""
+    prefill_s: float = 0.0
+    """Seconds from then to the first token."""
 
 
 class Ended(Struct, frozen=True, kw_only=True, omit_defaults=True):

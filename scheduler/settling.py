@@ -59,7 +59,7 @@ def settle(group: Group, result: StepResult, now: float) -> Settled:
         outbox = _with_late(outbox, late, late_finished)
         finished += [(s, f) for s, f in zip(late, late_finished, strict=True) if f]
         started += [s for s in late if len(s.tokens) == s.num_prompt + 1]
-    outbox.started += [(s.client, _started(s)) for s in started]
+    outbox.started += [(s.client, _started(s, now)) for s in started]
     outbox.ended += [(s.client, _ended(s)) for s, _ in finished]
     if result.logprobs is not None:
         _attach_logprobs(outbox, group, issued, result.logprobs)
@@ -98,12 +98,13 @@ def _with_late(outbox: Outbox, late: list[Sequence], finishes: list[Finish]) -> 
     )
 
 
-def _started(sequence: Sequence) -> Started:
+def _started(sequence: Sequence, now: float) -> Started:
     assert sequence.started_at is not None
     return Started(
         handle=sequence.request.handle,
         num_cached_tokens=sequence.num_cached_tokens,
         queue_s=sequence.started_at - sequence.arrival,
+        prefill_s=now - sequence.started_at,
     )
 
 

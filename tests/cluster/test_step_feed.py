@@ -30,8 +30,9 @@ class Watched:
         self.feed.planned(group, plan, scheduler)
         result = self.bench.workers[group].execute(self.bench.in_flight[group].popleft())
         self.bench.writes[group].popleft()
-        self.bench.take(scheduler.apply(group, result, self.bench.now))
-        self.feed.answered(group, result, self.bench.now)
+        outcome = scheduler.apply(group, result, self.bench.now)
+        self.bench.take(outcome)
+        self.feed.answered(group, result, outcome, self.bench.now)
 
     def news(self, after_s: float = 0.0) -> StepNews | None:
         self.bench.now += after_s
@@ -57,6 +58,20 @@ def test_a_row_says_what_the_step_computed_and_how_full_the_group_was() -> None:
     assert news.used_blocks.tolist() == [3, 5]
     assert news.cached_blocks.tolist() == [2, 3]
     assert (news.groups[0].num_running, news.groups[0].num_blocks) == (2, 64)
+
+
+def test_news_says_how_long_first_tokens_took_from_arrival() -> None:
+    watched = Watched()
+    watched.bench.submit(make_request(1, prompt=100))  # two steps of at most 64 tokens
+    watched.step()
+    first = watched.news()
+    watched.step()
+    second = watched.news()
+
+    assert first is not None
+    assert first.first_token_s.tolist() == []
+    assert second is not None
+    assert second.first_token_s.tolist() == [2.0]
 
 
 def test_a_row_says_how_much_of_a_prompt_was_found_in_the_cache() -> None:
