@@ -11,33 +11,34 @@ import os
 import re
 import tomllib
 import typing
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Struct
 from msgspec.structs import replace
 
 from cluster.errors import AddressError
+from cluster.http_config import HttpConfig
 from cluster.links import check_address
+from cluster.setting import (
+    AtLeastOne,
+    NotNegative,
+    OneOrTwo,
+    Positive,
+    Share,
+    ShareBelowOne,
+    TimeOrNone,
+    add_options,
+    kind_and_text,
+    setting,
+)
 from scheduler.config import SchedulerConfig
 from scheduler.errors import ConfigError
 
 GPU_MARK = Path("/proc/driver/nvidia/version")
 """Exists where NVIDIA's driver is loaded."""
-
-AtLeastOne: TypeAlias = Annotated[int, Meta(ge=1)]
-NotNegative: TypeAlias = Annotated[int, Meta(ge=0)]
-OneOrTwo: TypeAlias = Annotated[int, Meta(ge=1, le=2)]
-Positive: TypeAlias = Annotated[float, Meta(gt=0)]
-Share: TypeAlias = Annotated[float, Meta(gt=0, le=1)]
-ShareBelowOne: TypeAlias = Annotated[float, Meta(ge=0, lt=1)]
-TimeOrNone: TypeAlias = Annotated[float, Meta(ge=0)]
-
-
-def _setting(text: str) -> Meta:
-    return Meta(description=text)
 
 
 class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -48,132 +49,132 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     model: Annotated[
         str | None,
-        _setting("Folder, GGUF file, `smollm2`, or Hugging Face name of the model."),
+        setting("Folder, GGUF file, `smollm2`, or Hugging Face name of the model."),
     ] = None
-    models_dir: Annotated[str, _setting("Where fetched and converted models are kept.")] = "models"
+    models_dir: Annotated[str, setting("Where fetched and converted models are kept.")] = "models"
 
     tensor_parallel_size: Annotated[
-        AtLeastOne, _setting("Ranks that share one replica of the model.")
+        AtLeastOne, setting("Ranks that share one replica of the model.")
     ] = 1
     num_groups: Annotated[
-        AtLeastOne, _setting("Replicas of the model, each with its own KV pool.")
+        AtLeastOne, setting("Replicas of the model, each with its own KV pool.")
     ] = 1
     backend: Annotated[
-        Literal["ray", "local"], _setting("Who starts the workers: Ray, or plain processes here.")
+        Literal["ray", "local"], setting("Who starts the workers: Ray, or plain processes here.")
     ] = "ray"
     ray_address: Annotated[
-        str, _setting("HOST:PORT of a running Ray, or `auto`. Default: a Ray of our own, here.")
+        str, setting("HOST:PORT of a running Ray, or `auto`. Default: a Ray of our own, here.")
     ] = ""
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
-        _setting("What ranks compute on; auto: GPUs where this host has some."),
+        setting("What ranks compute on; auto: GPUs where this host has some."),
     ] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
-        _setting("Of weights and K/V; auto: the checkpoint's own, float32 on most CPUs."),
+        setting("Of weights and K/V; auto: the checkpoint's own, float32 on most CPUs."),
     ] = "auto"
     ops: Annotated[
         Literal["auto", "reference", "cpu", "cuda"],
-        _setting("Set of operations; auto: the device's fast one."),
+        setting("Set of operations; auto: the device's fast one."),
     ] = "auto"
     num_threads: Annotated[
-        AtLeastOne | None, _setting("CPU threads of each rank. Default: its share of the cores.")
+        AtLeastOne | None, setting("CPU threads of each rank. Default: its share of the cores.")
     ] = None
-    pin_cores: Annotated[bool, _setting("Keep each CPU rank on its own cores.")] = True
+    pin_cores: Annotated[bool, setting("Keep each CPU rank on its own cores.")] = True
 
     max_model_len: Annotated[
-        AtLeastOne | None, _setting("Most tokens of a sequence. Default: what the model says.")
+        AtLeastOne | None, setting("Most tokens of a sequence. Default: what the model says.")
     ] = None
     block_size: Annotated[
-        AtLeastOne, _setting("Tokens per KV block. More: coarser prefix reuse, more waste.")
+        AtLeastOne, setting("Tokens per KV block. More: coarser prefix reuse, more waste.")
     ] = 16
     gpu_memory_utilization: Annotated[
-        Share, _setting("Share of the device's memory (CPU: of the free memory) to use.")
+        Share, setting("Share of the device's memory (CPU: of the free memory) to use.")
     ] = 0.8
     kv_cache_memory_bytes: Annotated[
-        AtLeastOne | None, _setting("KV memory of each rank, instead of what the share leaves.")
+        AtLeastOne | None, setting("KV memory of each rank, instead of what the share leaves.")
     ] = None
     num_kv_blocks: Annotated[
-        AtLeastOne | None, _setting("KV blocks of each group, taken as said, instead of either.")
+        AtLeastOne | None, setting("KV blocks of each group, taken as said, instead of either.")
     ] = None
-    enable_prefix_caching: Annotated[bool, _setting("Reuse K/V of equal prefixes.")] = True
+    enable_prefix_caching: Annotated[bool, setting("Reuse K/V of equal prefixes.")] = True
 
     max_num_seqs: Annotated[
         AtLeastOne,
-        _setting("Sequences that run at once in a group. More: throughput, longer steps."),
+        setting("Sequences that run at once in a group. More: throughput, longer steps."),
     ] = 256
     max_num_batched_tokens: Annotated[
         AtLeastOne | None,
-        _setting(
+        setting(
             "Tokens computed per step. More: prompts start sooner, streams stutter. "
             "Default: 512 on CPUs, 2048 on GPUs."
         ),
     ] = None
     long_prefill_token_threshold: Annotated[
-        NotNegative, _setting("Most tokens of one prompt per step; 0: what is left of the step.")
+        NotNegative, setting("Most tokens of one prompt per step; 0: what is left of the step.")
     ] = 0
-    scheduling_policy: Annotated[Literal["fcfs", "priority"], _setting("Who starts next.")] = "fcfs"
+    scheduling_policy: Annotated[Literal["fcfs", "priority"], setting("Who starts next.")] = "fcfs"
     priority_ageing_s: Annotated[
-        Positive, _setting("Waiting this long is worth one level of priority.")
+        Positive, setting("Waiting this long is worth one level of priority.")
     ] = 10.0
     max_waiting_requests: Annotated[
-        AtLeastOne, _setting("More are refused at once. More: a longer queue.")
+        AtLeastOne, setting("More are refused at once. More: a longer queue.")
     ] = 4096
     max_waiting_tokens: Annotated[
-        AtLeastOne, _setting("Prompt tokens in the queue above which requests are refused.")
+        AtLeastOne, setting("Prompt tokens in the queue above which requests are refused.")
     ] = 4_194_304
     max_plans_in_flight: Annotated[
-        OneOrTwo, _setting("Steps sent ahead of their answers. 1 is for debugging.")
+        OneOrTwo, setting("Steps sent ahead of their answers. 1 is for debugging.")
     ] = 2
     watermark: Annotated[
-        ShareBelowOne, _setting("Share of blocks left idle at admission. More: fewer preemptions.")
+        ShareBelowOne, setting("Share of blocks left idle at admission. More: fewer preemptions.")
     ] = 0.02
     max_head_bypasses: Annotated[
-        NotNegative, _setting("Smaller requests that may start before a blocked first one.")
+        NotNegative, setting("Smaller requests that may start before a blocked first one.")
     ] = 32
     exclusive_phases: Annotated[
-        bool, _setting("Steps hold prompts or streams, never both; for comparisons.")
+        bool, setting("Steps hold prompts or streams, never both; for comparisons.")
     ] = False
 
     front_address: Annotated[
-        str, _setting("Where clients dial: tcp://HOST:PORT (0: any) or ipc://PATH.")
+        str, setting("Where clients dial: tcp://HOST:PORT (0: any) or ipc://PATH.")
     ] = ""
     back_address: Annotated[
-        str, _setting("Where workers dial; tcp:// if they are on other hosts.")
+        str, setting("Where workers dial; tcp:// if they are on other hosts.")
     ] = ""
     encrypt: Annotated[
-        bool, _setting("Encrypt tcp:// sockets; whoever dials needs the key shown at the start.")
+        bool, setting("Encrypt tcp:// sockets; whoever dials needs the key shown at the start.")
     ] = False
     socket_dir: Annotated[
         str,
-        _setting("Folder for the private folder of ipc:// sockets. Default: the temporary one."),
+        setting("Folder for the private folder of ipc:// sockets. Default: the temporary one."),
     ] = ""
     client_queue: Annotated[
-        AtLeastOne, _setting("Messages that may wait for a client before it is cut off.")
+        AtLeastOne, setting("Messages that may wait for a client before it is cut off.")
     ] = 1000
 
-    start_timeout_s: Annotated[Positive, _setting("Longest time from launch to ready.")] = 300.0
+    start_timeout_s: Annotated[Positive, setting("Longest time from launch to ready.")] = 300.0
     step_timeout_s: Annotated[
-        Positive, _setting("A group that leaves a step unanswered for this long is lost.")
+        Positive, setting("A group that leaves a step unanswered for this long is lost.")
     ] = 60.0
     peer_timeout_s: Annotated[
-        Positive, _setting("Silence after which a connection counts as dead.")
+        Positive, setting("Silence after which a connection counts as dead.")
     ] = 10.0
     drain_s: Annotated[
-        TimeOrNone, _setting("Time that running requests get when asked to stop.")
+        TimeOrNone, setting("Time that running requests get when asked to stop.")
     ] = 0.0
     stop_timeout_s: Annotated[
-        Positive, _setting("Longest time of each part of stopping before it is killed.")
+        Positive, setting("Longest time of each part of stopping before it is killed.")
     ] = 5.0
     max_restarts: Annotated[
-        NotNegative, _setting("Restarts in a row of a lost group; 0: it stays lost.")
+        NotNegative, setting("Restarts in a row of a lost group; 0: it stays lost.")
     ] = 0
 
-    journal: Annotated[
-        str, _setting("File for one record per step, for replay. Default: none.")
-    ] = ""
+    journal: Annotated[str, setting("File for one record per step, for replay. Default: none.")] = (
+        ""
+    )
     log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], _setting("Least important event shown.")
+        Literal["debug", "info", "warning", "error"], setting("Least important event shown.")
     ] = "info"
 
     @property
@@ -225,6 +226,9 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 _HINTS = typing.get_type_hints(EngineConfig, include_extras=True)
+_HTTP_HINTS = typing.get_type_hints(HttpConfig, include_extras=True)
+
+Settings = TypeVar("Settings", EngineConfig, HttpConfig)
 
 
 def has_gpu() -> bool:
@@ -239,20 +243,7 @@ def config_from(values: Mapping[str, object]) -> EngineConfig:
         ConfigError: an unknown name, a wrong type, or a value out of its range; the message
             names the setting, the value and what is possible.
     """
-    given = {
-        name: os.fspath(value) if isinstance(value, os.PathLike) else value
-        for name, value in values.items()
-        if value is not None
-    }
-    for name in given:
-        if name not in _HINTS:
-            close = difflib.get_close_matches(name, _HINTS, n=1)
-            hint = f" Did you mean {close[0]}?" if close else ""
-            raise ConfigError(f"there is no setting {name!r}.{hint}")
-    try:
-        config = msgspec.convert(given, EngineConfig)
-    except msgspec.ValidationError as error:
-        raise ConfigError(_complaint(error, given)) from error
+    config = _checked(values, EngineConfig, _HINTS)
     for name in ("front_address", "back_address"):
         address = getattr(config, name)
         if address:
@@ -268,12 +259,45 @@ def config_from(values: Mapping[str, object]) -> EngineConfig:
     return config
 
 
-def _complaint(error: msgspec.ValidationError, given: Mapping[str, object]) -> str:
-    found = re.fullmatch(r"(?s)(.*) - at `\$\.(\w+)`", str(error))
+def http_config_from(values: Mapping[str, object]) -> HttpConfig:
+    """The same for settings of HTTP.
+
+    Raises:
+        ConfigError: as above, or an empty key.
+    """
+    config = _checked(values, HttpConfig, _HTTP_HINTS)
+    if not all(config.api_keys):
+        raise ConfigError("api_keys holds an empty key, which everybody has. Give each a text")
+    return config
+
+
+def _checked(
+    values: Mapping[str, object], kind: type[Settings], hints: Mapping[str, object]
+) -> Settings:
+    given = {
+        name: os.fspath(value) if isinstance(value, os.PathLike) else value
+        for name, value in values.items()
+        if value is not None
+    }
+    for name in given:
+        if name not in hints:
+            close = difflib.get_close_matches(name, hints, n=1)
+            hint = f" Did you mean {close[0]}?" if close else ""
+            raise ConfigError(f"there is no setting {name!r}.{hint}")
+    try:
+        return msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_complaint(error, given, hints)) from error
+
+
+def _complaint(
+    error: msgspec.ValidationError, given: Mapping[str, object], hints: Mapping[str, object]
+) -> str:
+    found = re.fullmatch(r"(?s)(.*) - at `\$\.(\w+)(?:\[\d+\])?`", str(error))
     if found is None:
         return str(error)
     wanted, name = found.groups()
-    kind, _ = _kind_and_text(_HINTS[name])
+    kind, _ = kind_and_text(hints[name])
     if isinstance(kind, tuple):
         wanted = f"Expected one of {', '.join(kind)}"
     return f"{name}={given[name]!r} is not possible: {wanted[0].lower()}{wanted[1:]}"
@@ -317,52 +341,30 @@ ENVIRONMENT = {
     "STOKER_SOCKET_DIR": "socket_dir",
 }
 """The variables that are read, and the settings that they give. There are no others but
-STOKER_CONFIG, the path of a config file."""
+STOKER_CONFIG, the path of a config file, and the one below."""
+
+API_KEY_VARIABLE = "STOKER_API_KEY"
+"""Gives `api_keys`, separated by commas: arguments can be read by others of this machine."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """One option for each setting but `model`; what is not given leaves no trace."""
+    """One option for each setting but `model`, and one for a file of them."""
     parser.add_argument(
         "--config", metavar="FILE", help="TOML file of settings; arguments win over it."
     )
-    group = parser.add_argument_group("settings of the cluster")
-    for name, hint in _HINTS.items():
-        if name == "model":
-            continue
-        option = f"--{name.replace('_', '-')}"
-        kind, text = _kind_and_text(hint)
-        if kind is bool:
-            group.add_argument(
-                option, action=argparse.BooleanOptionalAction, default=argparse.SUPPRESS, help=text
-            )
-        elif isinstance(kind, tuple):
-            group.add_argument(option, choices=kind, default=argparse.SUPPRESS, help=text)
-        else:
-            group.add_argument(
-                option,
-                type=kind,
-                metavar={int: "N", float: "X", str: "TEXT"}[kind],
-                default=argparse.SUPPRESS,
-                help=text,
-            )
+    add_options(parser, EngineConfig, "settings of the cluster", but=("model",))
 
 
-def _kind_and_text(hint: object) -> tuple[type | tuple[str, ...], str]:
-    """What an option takes (bool, int, float, str, or one of some words), and its text."""
-    plain, *metas = typing.get_args(hint)
-    text = str(metas[-1].description)
-    if typing.get_origin(plain) is Literal:
-        return typing.get_args(plain), text
-    for possible in (plain, *typing.get_args(plain)):
-        inner = typing.get_args(possible)[0] if typing.get_origin(possible) else possible
-        if inner in (bool, int, float, str):
-            return inner, text
-    raise AssertionError(f"no option for {hint}")
+def add_http_arguments(parser: argparse.ArgumentParser) -> None:
+    """One option for each setting of HTTP."""
+    add_options(parser, HttpConfig, "settings of HTTP")
 
 
 def load_config(
     arguments: argparse.Namespace | None = None,
     environ: Mapping[str, str] | None = None,
+    *,
+    defaults: Mapping[str, object] | None = None,
     **keywords: object,
 ) -> EngineConfig:
     """Settings of the file, then the environment, then the arguments, then the keywords.
@@ -371,17 +373,42 @@ def load_config(
         arguments: parsed by a parser that went through `add_arguments`; other names in it are
             ignored.
         environ: by default this process's environment.
+        defaults: what a command sets where nobody else does.
 
     Raises:
         ConfigError: see `config_from`.
     """
     variables = os.environ if environ is None else environ
-    spoken = vars(arguments) if arguments is not None else {}
-    values: dict[str, object] = {}
-    path = spoken.get("config") or variables.get("STOKER_CONFIG")
-    if path:
-        values |= read_config_file(Path(path))
+    spoken = {} if arguments is None else vars(arguments)
+    values = dict(defaults or {})
+    values |= _of_file(spoken, variables, but=_HTTP_HINTS)
     values |= {name: variables[key] for key, name in ENVIRONMENT.items() if variables.get(key)}
     values |= {name: value for name, value in spoken.items() if name in _HINTS}
     values |= {name: value for name, value in keywords.items() if value is not None}
     return config_from(values)
+
+
+def load_http_config(
+    arguments: argparse.Namespace | None = None, environ: Mapping[str, str] | None = None
+) -> HttpConfig:
+    """The same for settings of HTTP, which stand in the same file.
+
+    Raises:
+        ConfigError: see `http_config_from`.
+    """
+    variables = os.environ if environ is None else environ
+    spoken = {} if arguments is None else vars(arguments)
+    values = _of_file(spoken, variables, but=_HINTS)
+    if keys := variables.get(API_KEY_VARIABLE):
+        values["api_keys"] = [key.strip() for key in keys.split(",")]
+    values |= {name: value for name, value in spoken.items() if name in _HTTP_HINTS}
+    return http_config_from(values)
+
+
+def _of_file(
+    spoken: Mapping[str, object], variables: Mapping[str, str], *, but: Collection[str]
+) -> dict[str, object]:
+    """The settings of the file that is named, if one is, less those of somebody else."""
+    path = spoken.get("config") or variables.get("STOKER_CONFIG")
+    found = read_config_file(Path(str(path))) if path else {}
+    return {name: value for name, value in found.items() if name not in but}

@@ -22,7 +22,8 @@ import msgspec
 from msgspec import Struct
 
 from cluster import messages
-from cluster.config import ENVIRONMENT, EngineConfig
+from cluster.config import API_KEY_VARIABLE, ENVIRONMENT, EngineConfig
+from cluster.http_config import HttpConfig
 from scheduler import arrays
 from scheduler.request import Finish
 
@@ -43,26 +44,35 @@ Tables = dict[str, Callable[[], str]]
 # --- settings -------------------------------------------------------------------------------
 
 
-def settings_table() -> str:
-    """Every field of `EngineConfig`: name, default, what is possible, what it means."""
-    schema = msgspec.json.schema(EngineConfig)
-    properties = schema["$defs"]["EngineConfig"]["properties"]
-    rows = [
-        (f"`{name}`", _setting_default(entry["default"]), _possible(entry), entry["description"])
-        for name, entry in properties.items()
-    ]
-    return _table(("setting", "default", "possible", "meaning"), rows)
+def settings_of(kind: type[Struct]) -> Callable[[], str]:
+    """Every field of a struct of settings: name, default, what is possible, what it means."""
+
+    def make() -> str:
+        properties = msgspec.json.schema(kind)["$defs"][kind.__name__]["properties"]
+        rows = [
+            (
+                f"`{name}`",
+                _setting_default(entry["default"]),
+                _possible(entry),
+                entry["description"],
+            )
+            for name, entry in properties.items()
+        ]
+        return _table(("setting", "default", "possible", "meaning"), rows)
+
+    return make
 
 
 def environment_table() -> str:
     """The variables that are read, and what each gives."""
     rows = [(f"`{variable}`", f"`{name}`") for variable, name in ENVIRONMENT.items()]
+    rows.append((f"`{API_KEY_VARIABLE}`", "`api_keys`, separated by commas"))
     rows.append(("`STOKER_CONFIG`", "path of a TOML file of settings, as `--config`"))
     return _table(("variable", "setting"), rows)
 
 
 def _setting_default(value: object) -> str:
-    if value is None or value == "":
+    if value is None or value in ("", [], ()):
         return "–"
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
@@ -75,6 +85,7 @@ def _possible(entry: dict[str, object]) -> str:
     if isinstance(words, list):
         return ", ".join(f"`{word}`" for word in words)
     kind = {"integer": "integer", "number": "number", "string": "text", "boolean": "true, false"}
+    kind["array"] = "texts"
     bounds = [
         f"{sign} {entry[key]:g}"
         for key, sign in (
@@ -205,7 +216,11 @@ def _plain(text: str) -> str:
 # --- pages ----------------------------------------------------------------------------------
 
 PAGES: dict[str, Tables] = {
-    "configuration.md": {"settings": settings_table, "environment": environment_table},
+    "configuration.md": {
+        "settings": settings_of(EngineConfig),
+        "settings of HTTP": settings_of(HttpConfig),
+        "environment": environment_table,
+    },
     "wire-protocol.md": {
         "messages from clients": messages_of(messages.FromClient),
         "messages to clients": messages_of(messages.ToClient),

@@ -8,11 +8,15 @@ import pytest
 from cluster.config import (
     EngineConfig,
     add_arguments,
+    add_http_arguments,
     config_from,
     decode_config,
     encode_config,
+    http_config_from,
     load_config,
+    load_http_config,
 )
+from cluster.http_config import HttpConfig
 from scheduler.errors import ConfigError
 
 
@@ -112,6 +116,15 @@ def test_a_bad_file_is_refused(tmp_path: Path, content: bytes, complaint: str) -
         load_config(parse("--config", str(path)), {})
 
 
+def test_what_a_command_sets_by_itself_yields_to_everything(tmp_path: Path) -> None:
+    path = tmp_path / "stoker.toml"
+    path.write_text("drain_s = 3\n")
+
+    assert load_config(parse(), {}, defaults={"drain_s": 9.0}).drain_s == 9.0
+    assert load_config(parse("--drain-s", "0"), {}, defaults={"drain_s": 9.0}).drain_s == 0.0
+    assert load_config(None, {"STOKER_CONFIG": str(path)}, defaults={"drain_s": 9.0}).drain_s == 3.0
+
+
 def test_a_missing_file_is_named() -> None:
     with pytest.raises(ConfigError, match=r"config file /no/such.toml: No such file"):
         load_config(parse("--config", "/no/such.toml"), {})
@@ -146,3 +159,82 @@ def test_settings_that_do_not_fit_together_are_refused_together() -> None:
     config = config_from({"max_num_seqs": 64, "max_num_batched_tokens": 16})
     with pytest.raises(ConfigError, match="max_num_batched_tokens=16 is below max_num_seqs=64"):
         config.resolved(has_gpu=False)
+
+
+# --- HTTP -----------------------------------------------------------------------------------
+
+
+def parse_http(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    add_http_arguments(parser)
+    return parser.parse_args(arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "complaint"),
+    [
+        ("port", 65536, "port=65536 is not possible: expected `int` <= 65535"),
+        ("port", "http", "port='http' is not possible: expected `int`, got `str`"),
+        ("api_server", 2, "there is no setting 'api_server'. Did you mean api_servers?"),
+        ("api_keys", "secret", "api_keys='secret' is not possible: expected `array`, got `str`"),
+        ("api_keys", ["a", 5], "api_keys=['a', 5] is not possible: expected `str`, got `int`"),
+        ("api_keys", ["a", ""], "api_keys holds an empty key"),
+        ("unknown_fields", "drop", "expected one of warn, refuse"),
+        ("health_timeout_s", 0.0, "health_timeout_s=0.0 is not possible"),
+    ],
+)
+def test_a_bad_value_of_http_is_refused_by_its_name(
+    name: str, value: object, complaint: str
+) -> None:
+    with pytest.raises(ConfigError) as caught:
+        http_config_from({name: value})
+    assert complaint in str(caught.value)
+
+
+def test_a_setting_has_one_owner() -> None:
+    assert not set(EngineConfig.__struct_fields__) & set(HttpConfig.__struct_fields__)
+
+
+def test_every_setting_of_http_is_an_option_of_the_same_name_or_its_singular() -> None:
+    parser = argparse.ArgumentParser()
+    add_http_arguments(parser)
+    options = {action.dest: action.option_strings[0] for action in parser._actions}
+    del options["help"]
+
+    assert options.keys() == set(HttpConfig.__struct_fields__)
+    for name, option in options.items():
+        assert option in (f"--{name.replace('_', '-')}", f"--{name.replace('_', '-')[:-1]}")
+
+
+def test_one_file_serves_both_and_each_overlooks_what_is_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "stoker.toml"
+    path.write_text('max_num_seqs = 4\nport = 1234\napi_keys = ["from file"]\n')
+    arguments = parse_http("--config", str(path), "--no-http")
+
+    http = load_http_config(arguments, {})
+
+    assert load_config(arguments, {}).max_num_seqs == 4
+    assert (http.port, http.api_keys, http.http) == (1234, ("from file",), False)
+
+
+def test_keys_come_from_a_file_the_environment_or_arguments_the_last_ones_holding(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "stoker.toml"
+    path.write_text('api_keys = ["from file"]\n')
+    environ = {"STOKER_CONFIG": str(path), "STOKER_API_KEY": "one, two"}
+
+    assert load_http_config(parse_http(), environ).api_keys == ("one", "two")
+    arguments = parse_http("--api-key", "three", "--api-key", "four")
+    assert load_http_config(arguments, environ).api_keys == ("three", "four")
+    del environ["STOKER_API_KEY"]
+    assert load_http_config(parse_http(), environ).api_keys == ("from file",)
+
+
+def test_an_unknown_setting_of_a_file_is_refused_whoever_reads_it(tmp_path: Path) -> None:
+    path = tmp_path / "stoker.toml"
+    path.write_text("prot = 1234\n")
+    for load in (load_config, load_http_config):
+        with pytest.raises(ConfigError, match="there is no setting 'prot'"):
+            load(parse("--config", str(path)), {})
