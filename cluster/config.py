@@ -158,7 +158,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Positive, setting("A group that leaves a step unanswered for this long is lost.")
     ] = 60.0
     peer_timeout_s: Annotated[
-        Positive, setting("Silence after which a connection counts as dead.")
+        Positive, setting("Silence after which a tcp:// connection counts as dead.")
     ] = 10.0
     drain_s: Annotated[
         TimeOrNone, setting("Time that running requests get when asked to stop.")

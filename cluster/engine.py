@@ -116,11 +116,13 @@ class Engine:
             if signals := self._signals():
                 self.stop(f"the engine received {signals[0].name}")
             now = self._clock()
-            self._keep_time(now)
-            for receive in (self._receive, self._front.receive):
-                receive(now)
-                self._dispatch(now)  # first the workers, who must not wait
-                self._flush(now)
+            self._receive(now)  # first the workers, who must not wait
+            self._keep_time(now)  # by what has come: we may have been stopped for a while
+            self._dispatch(now)
+            self._flush(now)
+            self._front.receive(now)
+            self._dispatch(now)
+            self._flush(now)
         self._end()
 
     def stop(self, message: str, drain_s: float = 0.0) -> None:

@@ -3,6 +3,8 @@
 The engine binds two ROUTER sockets and everybody dials them with a DEALER. Nothing is waited
 for without a deadline, every queue is bounded, and what a peer sends can only arrive as bytes.
 A peer that leaves is noticed at once; one whose host or link is dead, by ZeroMQ's heartbeats.
+On one host (ipc://) there are none: the kernel says when a process ends, and one that is only
+stopped for a while (SIGSTOP, a snapshot, a full disk of swap) goes on where it was.
 """
 
 import asyncio
@@ -46,10 +48,10 @@ class LinkLimits:
     at the price of memory."""
 
     heartbeat_s: float = 2.0
-    """How often an idle connection is tried. Less: dead hosts are noticed sooner."""
+    """How often an idle tcp:// connection is tried. Less: dead hosts are noticed sooner."""
 
     peer_timeout_s: float = 10.0
-    """Silence after which a connection counts as dead."""
+    """Silence after which a tcp:// connection counts as dead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,13 +91,14 @@ def check_address(address: str) -> None:
         raise AddressError(f"an address starts with ipc:// or tcp://, got {address!r}")
 
 
-def _apply(socket: "zmq.Socket[bytes]", limits: LinkLimits) -> None:
+def _apply(socket: "zmq.Socket[bytes]", address: str, limits: LinkLimits) -> None:
     socket.linger = 0
     socket.sndhwm = socket.rcvhwm = limits.queue_messages
     socket.maxmsgsize = limits.max_message_bytes + ROUTING_OVERHEAD_BYTES
-    socket.heartbeat_ivl = int(limits.heartbeat_s * 1000)
-    socket.heartbeat_timeout = int(limits.peer_timeout_s * 1000)
-    socket.heartbeat_ttl = int(limits.peer_timeout_s * 1000)
+    if address.startswith("tcp://"):
+        socket.heartbeat_ivl = int(limits.heartbeat_s * 1000)
+        socket.heartbeat_timeout = int(limits.peer_timeout_s * 1000)
+        socket.heartbeat_ttl = int(limits.peer_timeout_s * 1000)
 
 
 def _allow_ipv6(socket: "zmq.Socket[bytes]", address: str) -> None:
@@ -125,7 +128,7 @@ class ServerLink:
         self._peer_by_fd: dict[int, bytes] = {}
         self._leaving: list[bytes] = []
         self._socket = context.socket(zmq.ROUTER)
-        _apply(self._socket, limits)
+        _apply(self._socket, address, limits)
         _allow_ipv6(self._socket, address)
         self._socket.router_mandatory = 1
         if curve is not None:
@@ -536,7 +539,7 @@ def prepare_dealer(
     curve_server_key: str,
 ) -> None:
     """Set a DEALER's bounds and, for an encrypted engine, its keys."""
-    _apply(socket, limits)  # type: ignore[arg-type]  # same options on both kinds
+    _apply(socket, address, limits)  # type: ignore[arg-type]  # same options on both kinds
     _allow_ipv6(socket, address)  # type: ignore[arg-type]
     socket.reconnect_ivl = 50
     socket.reconnect_ivl_max = 1000

@@ -410,6 +410,26 @@ def test_a_term_signal_lets_streams_finish_within_the_drain(clusters: Clusters) 
 
 
 @pytest.mark.slow
+def test_an_engine_that_was_stopped_for_a_while_goes_on_where_it_was(clusters: Clusters) -> None:
+    """Longer than any limit in time: on one host only the end of a process is an end."""
+    limits = {"peer_timeout_s": 0.5, "step_timeout_s": 1.0}
+    cluster = clusters.start({"0": {"step_s": 0.05}}, **limits)
+    client = cluster.up()
+    handle = client.submit(num_prompt=4, max_tokens=50)
+    client.read_until(lambda: handle in client.tokens)
+    cluster.engine().suspend()
+    while client.link.receive(timeout_s=3.0) is not None:
+        pass
+    cluster.engine().resume()
+    client.finish(handle, again := client.submit(num_prompt=4, max_tokens=5))
+
+    assert client.tokens[handle][-1] == tokens_after(4, 50)[-1]
+    assert client.tokens[again] == tokens_after(4, 5)
+    assert cluster.end() == 0
+    cluster.check_nothing_is_left()
+
+
+@pytest.mark.slow
 def test_a_second_signal_shortens_the_drain(clusters: Clusters) -> None:
     cluster = clusters.start({"0": {"step_s": 0.1}}, drain_s=600.0)
     client = cluster.up()
