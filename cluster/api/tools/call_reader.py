@@ -29,7 +29,8 @@ class CallReader:
         self._wanted = "{"
         """The punctuation that may come next; "k" for a key, "v" for a value."""
         self._role = ""
-        """What the value being read is: key, name, arguments or other."""
+        """What the value being read is: a key, the name, arguments (a text or null), the
+        object of the arguments, or other."""
         self._value: ValueScanner | None = None
         self._text: list[str] = []
         self._seen: set[str] = set()
@@ -74,7 +75,8 @@ class CallReader:
             case (",", ","):
                 self._wanted = "k"
             case ("v", _) if mark in _FIRST_MARKS.get(self._role, mark):
-                self._start(self._role)
+                is_object = self._role == "arguments" and mark == "{"
+                self._start("object" if is_object else self._role)
                 return at
             case _:
                 self.state = Reading.BROKEN
@@ -89,7 +91,7 @@ class CallReader:
         assert self._value is not None
         end = self._value.feed(text, at)
         piece = text[at:end]
-        if self._role == "arguments" and (self._has_arguments or piece.startswith("{")):
+        if self._role == "object":
             self._has_arguments = True
             self._arguments.append(piece)
         elif self._role != "other":
@@ -103,7 +105,7 @@ class CallReader:
 
     def _end_value(self) -> None:
         self._wanted = ","
-        if self._role == "other" or (self._role == "arguments" and self._has_arguments):
+        if self._role in ("object", "other"):
             return
         try:
             value = json.loads("".join(self._text), strict=False)

@@ -45,6 +45,8 @@ class ArgumentsText:
 ToolEvent: TypeAlias = ContentText | CallBegins | ArgumentsText
 
 _SPACE = " \t\r\n"
+_PORTION = 256
+"""Letters looked at together: what is clear is cut off what is held, which copies the rest."""
 
 
 class _Mode(Enum):
@@ -91,9 +93,10 @@ class ToolParser:
 
     def feed(self, text: str) -> list[ToolEvent]:
         """What more text makes certain."""
-        self._held += text
-        while self._held and self._step():
-            pass
+        for start in range(0, len(text), _PORTION):
+            self._held += text[start : start + _PORTION]
+            while self._held and self._step():
+                pass
         return self._taken()
 
     def flush(self) -> list[ToolEvent]:
