@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from tokenizers import Tokenizer as RawTokenizer
 
 from cluster.frontend.chat_messages import Json, Message
+from cluster.frontend.raw_tokenizer import encoding_of
 from scheduler.errors import InvalidRequest
 
 _OPEN, _CLOSE, _WRITTEN = "\ufdd0", "\ufdd1", "\ufdd2"
@@ -162,7 +163,7 @@ class _MarkedReader:
         self._id_by_marked_id = {key: i for key, i in marked.items() if key is not None}
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        encoding = self._raw.encode(text, add_special_tokens=add_special_tokens)
+        encoding = encoding_of(self._raw, text, add_special_tokens=add_special_tokens)
         ids: list[int] = []
         for token_id, (start, end) in zip(encoding.ids, encoding.offsets, strict=True):
             original = self._id_by_marked_id.get(token_id, token_id)

@@ -21,7 +21,7 @@ from cluster.frontend.chat_messages import Json, plain_json, plain_messages
 from cluster.frontend.chat_template import ChatTemplate, NoChatTemplate
 from cluster.frontend.control_tokens import ChatGuard, ControlTokens
 from cluster.frontend.detokenizer import Detokenizer
-from cluster.frontend.raw_tokenizer import raw_tokenizer_of, special_tokens_of
+from cluster.frontend.raw_tokenizer import ids_of, raw_tokenizer_of, special_tokens_of
 from cluster.frontend.stop_strings import StopStrings
 from cluster.frontend.text_stream import TextStream
 from cluster.frontend.token_pieces import LARGEST_ID, TokenPieces
@@ -105,7 +105,7 @@ class Tokenizer:
         _check_text(text)
         if not parse_control_tokens:
             return self._control.encode_as_text(text, add_special_tokens=add_special_tokens)
-        return self._raw.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids_of(self._raw, text, add_special_tokens=add_special_tokens)
 
     def render_chat(
         self,
@@ -168,7 +168,7 @@ class Tokenizer:
         _check_text(text, param="messages")
         if is_guarded:
             return self._control.encode_marked(text)
-        return self._raw.encode(text, add_special_tokens=False).ids
+        return ids_of(self._raw, text, add_special_tokens=False)
 
     def bad_word_ids(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """The token sequences to ban for these words.
