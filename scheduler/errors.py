@@ -13,6 +13,21 @@ class InvalidRequest(ValueError):
         self.param = param
 
 
+MAX_SHOWN = 80
+"""Characters of a wrong value that an error message repeats."""
+
+
+def wrong_value(name: str, wanted: str, got: object) -> InvalidRequest:
+    """The error that says what a field must be, and what it is."""
+    try:
+        shown = repr(got)
+    except ValueError:  # an integer of thousands of digits has no repr
+        shown = f"a huge {type(got).__name__}"
+    if len(shown) > MAX_SHOWN:
+        shown = shown[:MAX_SHOWN] + "…"
+    return InvalidRequest(f"{name} must be {wanted}, got {shown}", param=name)
+
+
 class ConfigError(ValueError):
     """Settings that do not fit together; the message names both and the way out."""
 

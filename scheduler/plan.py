@@ -82,6 +82,14 @@ class LogprobRows(Struct, frozen=True, kw_only=True):
     """[R] 1 for the most probable token"""
 
 
+class FailedSlice(Struct, frozen=True, kw_only=True):
+    """A sequence that cannot go on, through no fault of the group's; its token means nothing."""
+
+    row: int
+    """Which of the plan's slices"""
+    message: str
+
+
 class StepResult(
     Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="result"
 ):
@@ -93,5 +101,7 @@ class StepResult(
     """[slices that sample] tokens, in the order of the slices"""
     logprobs: LogprobRows | None = None
     """Of sampled tokens and of prompt tokens, in the order of the slices"""
+    failed: tuple[FailedSlice, ...] = ()
+    """Slices that sample, but have no token that they may give"""
     compute_s: float = 0.0
     """Seconds from having read the plan to having the tokens"""

@@ -11,7 +11,8 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 from msgspec.structs import force_setattr
 
-from scheduler.errors import InvalidRequest
+from scheduler.errors import InvalidRequest, wrong_value
+from scheduler.structured import StructuredOutputs
 
 GREEDY_BELOW = 1e-2
 """Temperatures below this are greedy: logits divided by them only overflow or repeat argmax."""
@@ -26,8 +27,7 @@ MAX_SEED = 2**63 - 1
 INT32_MAX = 2**31 - 1
 LEAST_REPETITION_PENALTY = 0.01
 """Logits divided by less could leave float32."""
-MAX_SHOWN = 80
-"""Characters of a wrong value that an error message repeats."""
+MAX_GRAMMAR_CHARS = 2**20
 
 
 class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -77,6 +77,10 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Log-probabilities of each output token and of this many most probable ones, 0 to 20."""
     prompt_logprobs: int | None = None
     """The same for prompt tokens; such a request does not read the prefix cache."""
+    structured_outputs: StructuredOutputs | None = None
+    """The form that the output must have; the front end turns it into `grammar`."""
+    grammar: str | None = None
+    """What the output is derived from, in llguidance's own words."""
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
 
@@ -85,6 +89,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
         _check_numbers(self)
         _check_token_ids(self)
         _check_texts(self)
+        _check_structure(self)
 
     @property
     def is_greedy(self) -> bool:
@@ -98,7 +103,14 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True):
             or self.presence_penalty != 0.0
             or self.frequency_penalty != 0.0
             or bool(self.bad_word_ids)
+            or self.grammar is not None
         )
+
+    @property
+    def num_guarded(self) -> int:
+        """Output tokens that no end token ends. A grammar that is complete sooner ends all the
+        same, and until then the sampler bans end tokens itself."""
+        return 0 if self.grammar is not None else self.min_tokens
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Check every token id against the model's vocabulary.
@@ -158,16 +170,16 @@ _TEXT_ID = re.compile("-?[0-9]{1,10}")
 
 def _bias_by_id(given: object) -> dict[int, float]:
     if not isinstance(given, dict):
-        raise _wrong("logit_bias", "a map from token id to a number", given)
+        raise wrong_value("logit_bias", "a map from token id to a number", given)
     bias: dict[int, float] = {}
     for key, value in given.items():
         token = int(key) if isinstance(key, str) and _TEXT_ID.fullmatch(key) else key
         if not _is_id(token):
-            raise _wrong("logit_bias", "a map with token ids as keys", key)
+            raise wrong_value("logit_bias", "a map with token ids as keys", key)
         if not isinstance(value, int | float) or isinstance(value, bool):
-            raise _wrong("logit_bias", "a map with numbers as values", value)
+            raise wrong_value("logit_bias", "a map with numbers as values", value)
         if not -100.0 <= value <= 100.0:
-            raise _wrong("logit_bias", "a map with values from -100 to 100", value)
+            raise wrong_value("logit_bias", "a map with values from -100 to 100", value)
         bias[token] = float(value)
     return bias
 
@@ -179,16 +191,6 @@ def _is_id(value: object) -> bool:
     return -INT32_MAX <= value <= INT32_MAX
 
 
-def _wrong(name: str, wanted: str, got: object) -> InvalidRequest:
-    try:
-        shown = repr(got)
-    except ValueError:  # an integer of thousands of digits has no repr
-        shown = f"a huge {type(got).__name__}"
-    if len(shown) > MAX_SHOWN:
-        shown = shown[:MAX_SHOWN] + "…"
-    return InvalidRequest(f"{name} must be {wanted}, got {shown}", param=name)
-
-
 def _check_float(
     params: SamplingParams, name: str, low: float, high: float, *, open_low: bool = False
 ) -> None:
@@ -196,15 +198,15 @@ def _check_float(
     brackets = "(" if open_low else "["
     wanted = f"a number in {brackets}{low:g}, {high:g}]"
     if not isinstance(value, float) or not math.isfinite(value):
-        raise _wrong(name, wanted, value)
+        raise wrong_value(name, wanted, value)
     if value > high or value < low or (open_low and value == low):
-        raise _wrong(name, wanted, value)
+        raise wrong_value(name, wanted, value)
 
 
 def _check_int(params: SamplingParams, name: str, low: int, high: int) -> None:
     value = getattr(params, name)
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
-        raise _wrong(name, f"an integer from {low} to {high}", value)
+        raise wrong_value(name, f"an integer from {low} to {high}", value)
 
 
 def _check_numbers(params: SamplingParams) -> None:
@@ -232,7 +234,7 @@ def _check_numbers(params: SamplingParams) -> None:
             _check_int(params, name, 0, MAX_LOGPROBS)
     for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
         if not isinstance(getattr(params, name), bool):
-            raise _wrong(name, "true or false", getattr(params, name))
+            raise wrong_value(name, "true or false", getattr(params, name))
     if params.n > 1 and params.is_greedy:
         raise InvalidRequest(
             f"n={params.n} with temperature {params.temperature:g} gives {params.n} equal "
@@ -243,7 +245,7 @@ def _check_numbers(params: SamplingParams) -> None:
 
 def _check_ids(name: str, ids: object, most: int) -> None:
     if not isinstance(ids, tuple) or not all(_is_id(token) for token in ids):
-        raise _wrong(name, "a list of token ids", ids)
+        raise wrong_value(name, "a list of token ids", ids)
     if len(ids) > most:
         raise InvalidRequest(f"{name} has {len(ids)} entries, at most {most} may be", param=name)
 
@@ -253,31 +255,47 @@ def _check_token_ids(params: SamplingParams) -> None:
     if params.allowed_token_ids is not None:
         _check_ids("allowed_token_ids", params.allowed_token_ids, INT32_MAX)
         if not params.allowed_token_ids:
-            raise _wrong("allowed_token_ids", "at least one token id", [])
+            raise wrong_value("allowed_token_ids", "at least one token id", [])
     if params.logit_bias is not None and len(params.logit_bias) > MAX_LOGIT_BIAS:
         raise InvalidRequest(
             f"logit_bias has {len(params.logit_bias)} entries, at most {MAX_LOGIT_BIAS} may be",
             param="logit_bias",
         )
     if not isinstance(params.bad_word_ids, tuple):
-        raise _wrong("bad_word_ids", "a list of token id sequences", params.bad_word_ids)
+        raise wrong_value("bad_word_ids", "a list of token id sequences", params.bad_word_ids)
     for word in params.bad_word_ids:
         _check_ids("bad_word_ids", word, 128)
         if not word:
-            raise _wrong("bad_word_ids", "sequences of at least one id", word)
+            raise wrong_value("bad_word_ids", "sequences of at least one id", word)
 
 
 def _check_texts(params: SamplingParams) -> None:
     for name, most in (("stop", MAX_STOP_STRINGS), ("bad_words", MAX_BAD_WORDS)):
         texts = getattr(params, name)
         if not isinstance(texts, tuple) or not all(isinstance(text, str) for text in texts):
-            raise _wrong(name, "a text or a list of texts", texts)
+            raise wrong_value(name, "a text or a list of texts", texts)
         if not all(texts):
-            raise _wrong(name, "made of non-empty texts", "")
+            raise wrong_value(name, "made of non-empty texts", "")
         for text in texts:
             if not text.isascii() and any("\ud800" <= mark <= "\udfff" for mark in text):
-                raise _wrong(name, "made of valid Unicode texts", text)
+                raise wrong_value(name, "made of valid Unicode texts", text)
         if len(texts) > most:
             raise InvalidRequest(
                 f"{name} has {len(texts)} entries, at most {most} may be", param=name
             )
+
+
+def _check_structure(params: SamplingParams) -> None:
+    structure: object = params.structured_outputs
+    if structure is not None and not isinstance(structure, StructuredOutputs):
+        raise wrong_value("structured_outputs", "StructuredOutputs", structure)
+    grammar: object = params.grammar
+    if grammar is None:
+        return
+    if not isinstance(grammar, str) or not grammar.strip():
+        raise wrong_value("grammar", "a non-empty text", grammar)
+    if len(grammar) > MAX_GRAMMAR_CHARS:
+        raise InvalidRequest(
+            f"grammar has {len(grammar)} characters, at most {MAX_GRAMMAR_CHARS} may be",
+            param="grammar",
+        )

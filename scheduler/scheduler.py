@@ -22,6 +22,7 @@ from scheduler.outbox import Outbox, Outgoing
 from scheduler.placement import best_group
 from scheduler.plan import StepPlan, StepResult
 from scheduler.policy import sort_key
+from scheduler.queue_gate import QueueGate
 from scheduler.request import Ended, Finish, Rejection, Request
 from scheduler.sequences import Sequence
 from scheduler.settling import settle
@@ -49,6 +50,7 @@ class Scheduler:
         self.live: dict[tuple[int, int], Sequence] = {}
         """Every live sequence by (client, handle)."""
         self._rules = AdmissionRules(config, model)
+        self._gate = QueueGate(config)
         self._deadlines: list[tuple[float, int, Sequence]] = []
         self._next_serial = 0
         self._journal = journal
@@ -67,7 +69,7 @@ class Scheduler:
             max_model_len=self.model.max_model_len,
         )
         self._record(events.GroupAdded(now=now, group=group_id, epoch=epoch, num_blocks=num_blocks))
-        return self._fit_waiting()
+        return self._fit_waiting(now)
 
     def lose_group(self, group_id: int, now: float) -> list[Outgoing]:
         """The group's K/V are gone: its sequences wait again, with all confirmed tokens."""
@@ -78,16 +80,16 @@ class Scheduler:
         for sequence in lost:
             sequence.slot, sequence.group_id = -1, None
             self.waiting.add(sequence)
-        return self._fit_waiting()
+        return self._fit_waiting(now)
 
-    def _fit_waiting(self) -> list[Outgoing]:
+    def _fit_waiting(self, now: float) -> list[Outgoing]:
         """No sequence may grow beyond the largest pool there is; some have reached it already."""
         if not self.groups:
             return []
         for sequence in self.waiting:
             sequence.limit = min(sequence.limit, self.max_len)
         full = [s for s in self.waiting if len(s.tokens) >= s.limit]
-        return self._finish_early(full, Finish.LENGTH, "the KV pool became smaller")
+        return self._finish_early(full, Finish.LENGTH, "the KV pool became smaller", now)
 
     # --- requests ---
 
@@ -96,9 +98,8 @@ class Scheduler:
         rejection = self._rules.check(
             request,
             is_live=(client, request.handle) in self.live,
-            waiting=self.waiting,
             max_len=self.max_len,
-        )
+        ) or self._gate.check(request, self.waiting, self.groups.values(), now)
         self._record(
             events.Submitted(
                 now=now,
@@ -121,7 +122,7 @@ class Scheduler:
             arrival=now,
             sort_key=sort_key(self.config, arrival=now, priority=request.priority, serial=serial),
             limit=min(len(request.prompt) + wanted, self.max_len),
-            end_ids=end_tokens(request.end_ids, sampling.stop_token_ids, sampling.ignore_eos),
+            end_ids=end_tokens(request),
             tokens=request.prompt,
         )
         self.live[client, request.handle] = sequence
@@ -142,13 +143,13 @@ class Scheduler:
         known = [handle for handle in handles if (client, handle) in self.live]
         self._record(events.Aborted(now=now, client=client, handles=known))
         for handle in known:
-            self._end(self.live[client, handle], Finish.ABORT)
+            self._end(self.live[client, handle], Finish.ABORT, now)
 
     def abort_client(self, client: int, now: float) -> None:
         """Forget every request of a client that is gone."""
         self._record(events.Aborted(now=now, client=client, handles=None))
         for sequence in [s for (owner, _), s in self.live.items() if owner == client]:
-            self._end(sequence, Finish.ABORT)
+            self._end(sequence, Finish.ABORT, now)
 
     def fail_waiting(self, message: str, now: float) -> list[Outgoing]:
         """End all that wait, since nothing will compute them any more."""
@@ -176,13 +177,13 @@ class Scheduler:
             events.Expired(now=now, serials=sorted(wanted), finish=finish, message=message)
         )
         sequences = [s for s in self.live.values() if s.serial in wanted]
-        return self._finish_early(sequences, finish, message)
+        return self._finish_early(sequences, finish, message, now)
 
     def _finish_early(
-        self, sequences: list[Sequence], finish: Finish, message: str
+        self, sequences: list[Sequence], finish: Finish, message: str, now: float
     ) -> list[Outgoing]:
         for sequence in sequences:
-            self._end(sequence, finish)
+            self._end(sequence, finish, now)
         return Outbox(
             client=int32([s.client for s in sequences]),
             handle=int32([s.request.handle for s in sequences]),
@@ -205,8 +206,10 @@ class Scheduler:
     def _is_live(self, sequence: Sequence) -> bool:
         return self.live.get((sequence.client, sequence.request.handle)) is sequence
 
-    def _end(self, sequence: Sequence, finish: Finish) -> None:
+    def _end(self, sequence: Sequence, finish: Finish, now: float) -> None:
         """Forget the sequence, wherever it is."""
+        if sequence.started_at is not None:
+            self._gate.left(now - sequence.started_at)
         if sequence.group_id is None:
             self.waiting.remove(sequence)
         else:
@@ -277,6 +280,7 @@ class Scheduler:
         Smaller ones may pass a first one that lacks blocks, a bounded number of times.
         """
         blocked: Sequence | None = None
+        group.is_short_of_blocks = False
         candidates = self.waiting.first(_MAX_LOOK_AHEAD) if group.running.num_free else []
         growth = group.growth if candidates else 0
         for nth, sequence in enumerate(candidates):
@@ -290,6 +294,7 @@ class Scheduler:
                 draft.deferred[sequence.serial] = reason
                 if reason == "blocks" and blocked is None:
                     blocked = sequence
+                    group.is_short_of_blocks = True
                 continue
             if blocked is not None:
                 blocked.num_bypasses += 1
@@ -327,7 +332,7 @@ class Scheduler:
         self.counters.output_tokens += int(settled.outbox.count.sum())
         self.counters.dropped_tokens += settled.num_dropped
         for sequence, finish in settled.finished:
-            self._end(sequence, finish)
+            self._end(sequence, finish, now)
         for sequence in group.returned():
             self.waiting.add(sequence)
         if self._journal is not None:

@@ -134,7 +134,7 @@ class RunningColumns:
         self.capacity[slot] = capacity
         self.limit[slot] = sequence.limit
         self.num_prompt[slot] = sequence.num_prompt
-        self.min_len[slot] = sequence.num_prompt + sampling.min_tokens
+        self.min_len[slot] = sequence.num_prompt + sampling.num_guarded
         ends = [*sequence.end_ids, *[-1] * END_COLUMNS]
         self.end_ids[:, slot] = ends[:END_COLUMNS]
         self.has_many_ends[slot] = len(sequence.end_ids) > END_COLUMNS

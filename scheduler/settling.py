@@ -39,28 +39,36 @@ def settle(group: Group, result: StepResult, now: float) -> Settled:
     rows.tokens[slots, lengths - 1] = tokens
     rows.confirmed[slots] = lengths
     finish = finish_of_tokens(rows, slots, tokens, lengths)
+    count = np.ones(len(slots), dtype=np.int32)
+    reasons = {int(issued.serial[failed.row]): failed.message for failed in result.failed}
+    if reasons:
+        has_failed = np.isin(rows.serial.take(slots), list(reasons))
+        finish[has_failed] = Finish.ERROR
+        count[has_failed] = 0
     outbox = Outbox(
         client=rows.client.take(slots),
         handle=rows.handle.take(slots),
-        count=np.ones(len(slots), dtype=np.int32),
-        token=tokens,
+        count=count,
+        token=tokens[count > 0],
         finish=finish,
     )
     finished = [
         (rows.at(int(slots[row])), Finish(int(finish[row])))
         for row in np.flatnonzero(finish).tolist()
     ]
-    firsts = slots[lengths == rows.num_prompt.take(slots) + 1]
+    firsts = slots[(lengths == rows.num_prompt.take(slots) + 1) & (count > 0)]
     started = [rows.at(slot) for slot in firsts.tolist()]
     num_dropped = 0
     if not runs.all():
-        late, late_finished = _late(group, serial[~runs], result.token[~runs], length[~runs])
+        late = _late(group, serial[~runs], result.token[~runs], length[~runs], reasons)
         num_dropped = int((~runs).sum()) - len(late)
-        outbox = _with_late(outbox, late, late_finished)
-        finished += [(s, f) for s, f in zip(late, late_finished, strict=True) if f]
-        started += [s for s in late if len(s.tokens) == s.num_prompt + 1]
+        outbox = _with_late(outbox, late)
+        finished += [(s, f) for s, f in late if f]
+        started += [
+            s for s, f in late if f is not Finish.ERROR and len(s.tokens) == s.num_prompt + 1
+        ]
     outbox.started += [(s.client, _started(s, now)) for s in started]
-    outbox.ended += [(s.client, _ended(s)) for s, _ in finished]
+    outbox.ended += [(s.client, _ended(s, reasons.get(s.serial, ""))) for s, _ in finished]
     if result.logprobs is not None:
         _attach_logprobs(outbox, group, issued, result.logprobs)
     return Settled(outbox, finished, num_dropped)
@@ -71,9 +79,14 @@ def _late(
     serials: Int64Array,
     tokens: Int32Array,
     lengths: Int32Array,
-) -> tuple[list[Sequence], list[Finish]]:
-    """Tokens of sequences preempted meanwhile: still good, since they depend on nothing else."""
-    late, finishes = [], []
+    reasons: dict[int, str],
+) -> list[tuple[Sequence, Finish]]:
+    """Tokens of sequences preempted meanwhile: still good, since they depend on nothing else.
+
+    Args:
+        reasons: by serial, of sequences that have failed and got none.
+    """
+    late: list[tuple[Sequence, Finish]] = []
     for serial, token, length in zip(
         serials.tolist(), tokens.tolist(), lengths.tolist(), strict=True
     ):
@@ -81,20 +94,23 @@ def _late(
             continue
         sequence = group.leaving[serial][1]
         assert len(sequence.tokens) == length - 1, "a late token must be the next one"
+        if serial in reasons:
+            late.append((sequence, Finish.ERROR))
+            continue
         sequence.tokens = np.append(sequence.tokens, np.int32(token))
-        late.append(sequence)
-        finishes.append(finish_of_token(sequence, token, length))
-    return late, finishes
+        late.append((sequence, finish_of_token(sequence, token, length)))
+    return late
 
 
-def _with_late(outbox: Outbox, late: list[Sequence], finishes: list[Finish]) -> Outbox:
-    last = int32([sequence.tokens[-1] for sequence in late])
+def _with_late(outbox: Outbox, late: list[tuple[Sequence, Finish]]) -> Outbox:
+    last = int32([s.tokens[-1] for s, f in late if f is not Finish.ERROR])
+    count = int32([f is not Finish.ERROR for _, f in late])
     return Outbox(
-        client=np.concatenate([outbox.client, int32([s.client for s in late])]),
-        handle=np.concatenate([outbox.handle, int32([s.request.handle for s in late])]),
-        count=np.concatenate([outbox.count, np.ones(len(late), dtype=np.int32)]),
+        client=np.concatenate([outbox.client, int32([s.client for s, _ in late])]),
+        handle=np.concatenate([outbox.handle, int32([s.request.handle for s, _ in late])]),
+        count=np.concatenate([outbox.count, count]),
         token=np.concatenate([outbox.token, last]),
-        finish=np.concatenate([outbox.finish, np.array(finishes, dtype=np.uint8)]),
+        finish=np.concatenate([outbox.finish, np.array([f for _, f in late], dtype=np.uint8)]),
     )
 
 
@@ -108,8 +124,12 @@ def _started(sequence: Sequence, now: float) -> Started:
     )
 
 
-def _ended(sequence: Sequence) -> Ended:
-    return Ended(handle=sequence.request.handle, num_preemptions=sequence.num_preemptions)
+def _ended(sequence: Sequence, message: str) -> Ended:
+    return Ended(
+        handle=sequence.request.handle,
+        num_preemptions=sequence.num_preemptions,
+        message=message,
+    )
 
 
 def _attach_logprobs(outbox: Outbox, group: Group, issued: Issued, given: LogprobRows) -> None:

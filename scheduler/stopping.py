@@ -3,22 +3,24 @@
 import numpy as np
 
 from scheduler.arrays import Int32Array, Uint8Array
-from scheduler.request import Finish
+from scheduler.request import Finish, Request
 from scheduler.sequences import RunningColumns, Sequence
 
 
-def end_tokens(
-    sequence_end_ids: tuple[int, ...], stop_token_ids: object, ignore_eos: bool
-) -> frozenset[int]:
-    """Tokens that end a sequence: the model's own unless ignored, and the caller's always."""
-    own = () if ignore_eos else sequence_end_ids
-    assert isinstance(stop_token_ids, tuple)
-    return frozenset(own) | frozenset(stop_token_ids)
+def end_tokens(request: Request) -> frozenset[int]:
+    """Tokens that end a sequence: the model's own unless ignored, and the caller's always.
+
+    The end of a grammar is not ignored: its sampler gives an end token where nothing else may
+    follow.
+    """
+    sampling = request.sampling
+    is_ignored = sampling.ignore_eos and sampling.grammar is None
+    return frozenset(() if is_ignored else request.end_ids) | frozenset(sampling.stop_token_ids)
 
 
 def finish_of_token(sequence: Sequence, token: int, length: int) -> Finish:
     """Why the sequence ends with `token` as its `length`-th token, if it does."""
-    min_len = sequence.num_prompt + sequence.request.sampling.min_tokens
+    min_len = sequence.num_prompt + sequence.request.sampling.num_guarded
     if token in sequence.end_ids and length > min_len:
         return Finish.STOP
     return Finish.LENGTH if length >= sequence.limit else Finish.NOT_YET

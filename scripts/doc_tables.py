@@ -35,7 +35,15 @@ COLUMNS = {
     arrays.Float32Array: "float32 column",
     arrays.BoolArray: "bool column",
 }
-PLAIN = {int: "int", float: "float", str: "str", bytes: "bin", bool: "bool", type(None): "nil"}
+PLAIN = {
+    int: "int",
+    float: "float",
+    str: "str",
+    bytes: "bin",
+    bool: "bool",
+    type(None): "nil",
+    object: "any",
+}
 
 Tables = dict[str, Callable[[], str]]
 """What makes each table, by the name in its mark."""

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     )
     from scheduler.errors import InvalidRequest
     from scheduler.sampling import SamplingParams
+    from scheduler.structured import StructuredOutputs
     from stoker.async_client import AsyncClient, AsyncHandle
     from stoker.client import Client, Handle
     from stoker.llm import LLM
@@ -50,6 +51,7 @@ __all__ = [
     "RequestTimedOut",
     "SamplingParams",
     "ShuttingDown",
+    "StructuredOutputs",
     "WaitTimedOut",
 ]
 
@@ -69,6 +71,7 @@ _MODULES = {
     ),
     "scheduler.errors": ("InvalidRequest",),
     "scheduler.sampling": ("SamplingParams",),
+    "scheduler.structured": ("StructuredOutputs",),
     "stoker.async_client": ("AsyncClient", "AsyncHandle"),
     "stoker.client": ("Client", "Handle"),
     "stoker.llm": ("LLM",),
