@@ -13,6 +13,7 @@ from scheduler.arrays import NO_INT32, decode_column, encode_column
 from scheduler.errors import InvalidRequest
 from scheduler.plan import Admission
 from scheduler.sampling import INT32_MAX, MAX_SEED, SamplingParams
+from scheduler.structured import StructuredOutputs
 
 NAN, INFINITY = float("nan"), float("inf")
 
@@ -39,6 +40,7 @@ OUT_OF_RANGE: dict[str, list[object]] = {
     "stop_token_ids": [[2**40], list(range(129))],
     "logprobs": [-1, 21],
     "prompt_logprobs": [-1, 21],
+    "grammar": ["", " \n", "a" * (2**20 + 1)],
 }  # fmt: skip
 
 WRONG_TYPE: dict[str, list[object]] = {
@@ -65,6 +67,8 @@ WRONG_TYPE: dict[str, list[object]] = {
     "ignore_eos": [1, 0, "yes", None],
     "logprobs": ["1", 1.0, True],
     "prompt_logprobs": ["1", 1.0, False],
+    "structured_outputs": [{"regex": "a"}, "a", 5, True],
+    "grammar": [5, True, ["start: A"], {"json": {}}, b"start: A"],
     "skip_special_tokens": [1, "no", None],
     "include_stop_str_in_output": [0, "yes", None],
 }  # fmt: skip
@@ -90,6 +94,8 @@ LEGAL: dict[str, list[object]] = {
     "ignore_eos": [True, False],
     "logprobs": [None, 0, 20],
     "prompt_logprobs": [None, 0, 20],
+    "structured_outputs": [None, StructuredOutputs(choice=["yes", "no"])],
+    "grammar": [None, 'start: "a"'],
     "skip_special_tokens": [True, False],
     "include_stop_str_in_output": [True, False],
 }
@@ -115,6 +121,8 @@ RICH = SamplingParams(
     ignore_eos=True,
     logprobs=3,
     prompt_logprobs=0,
+    structured_outputs=StructuredOutputs(json={"enum": ["ключ", 1.5, None]}),
+    grammar="start: /[0-9]+/",
     skip_special_tokens=False,
     include_stop_str_in_output=True,
 )
@@ -134,10 +142,11 @@ def shown(value: object) -> str | None:
 
 def test_the_tables_name_every_field() -> None:
     fields = set(SamplingParams.__struct_fields__)
-    flags = {"ignore_eos", "skip_special_tokens", "include_stop_str_in_output"}
+    unordered = {"ignore_eos", "skip_special_tokens", "include_stop_str_in_output"}
+    unordered.add("structured_outputs")
 
     assert set(WRONG_TYPE) == set(LEGAL) == fields
-    assert set(OUT_OF_RANGE) == fields - flags
+    assert set(OUT_OF_RANGE) == fields - unordered
 
 
 @pytest.mark.parametrize(("name", "value"), cases(OUT_OF_RANGE), ids=shown)
@@ -240,6 +249,7 @@ def test_only_what_looks_back_needs_history() -> None:
         SamplingParams(presence_penalty=-0.1),
         SamplingParams(frequency_penalty=0.1),
         SamplingParams(bad_word_ids=[[1, 2]]),
+        SamplingParams(grammar='start: "a"'),
     ):
         assert looking_back.needs_history
 
