@@ -2,12 +2,16 @@
 
 import os
 import threading
+import time
 from pathlib import Path
 from types import TracebackType
 
 import psutil
 
 SAMPLE_S = 0.2
+"""Shortest pause between two samples."""
+MOST_SHARE = 0.02
+"""Of the time that may go into sampling, during which a process cannot map memory."""
 
 
 def proportional_bytes(pid: int) -> int:
@@ -40,8 +44,11 @@ class PeakMemory:
         self._thread = threading.Thread(target=self._sample, daemon=True)
 
     def _sample(self) -> None:
-        while not self._over.wait(SAMPLE_S):
+        pause_s = SAMPLE_S
+        while not self._over.wait(pause_s):
+            began = time.perf_counter()
             self.bytes = max(self.bytes, tree_bytes(self._pid, self._without))
+            pause_s = max(SAMPLE_S, (time.perf_counter() - began) / MOST_SHARE)
 
     def __enter__(self) -> "PeakMemory":
         self._thread.start()
