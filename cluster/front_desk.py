@@ -4,6 +4,7 @@ The desk judges nothing about a request but whether it can be read and whether t
 requests now; the rest is the scheduler's.
 """
 
+import re
 from collections.abc import Callable, Iterable
 
 from cluster.clients import Clients
@@ -12,6 +13,8 @@ from cluster.frontend.tokenizer_files import TokenizerFiles
 from cluster.links import ServerLink
 from cluster.logs import EventLog
 from cluster.messages import (
+    CancelByLabel,
+    Cancelled,
     ClientHello,
     EngineStarting,
     EngineStopping,
@@ -27,7 +30,7 @@ from cluster.messages import (
 from cluster.step_feed import StepFeed
 from cluster.wire import FROM_CLIENT, PROTOCOL_VERSION, TO_CLIENT, handle_of
 from scheduler.outbox import Outgoing
-from scheduler.request import Abort, Rejection, Request
+from scheduler.request import Abort, Finish, Rejection, Request
 from scheduler.scheduler import Scheduler
 
 
@@ -35,6 +38,8 @@ def is_worth_a_line(total: int) -> bool:
     """The 1st, 2nd, 4th, 8th, … of a kind, so that a flood of them does not flood the log."""
     return total & (total - 1) == 0
 
+
+CANCELLED = "the request was cancelled by its id"
 
 _LOADING = "the model is being loaded; requests are taken when it is"
 
@@ -128,6 +133,8 @@ class FrontDesk:
             case Abort():
                 if self._scheduler is not None:
                     self._scheduler.abort(client, message.handle.tolist(), now)
+            case CancelByLabel(label=label):
+                self._cancel(client, label, now)
             case StatusRequest():
                 self._send(client, self._status(now), now)
             case TokenizerRequest():
@@ -167,6 +174,21 @@ class FrontDesk:
             "request_refused", client=client, handle=request.handle, reason=rejection.reason
         )
         self._send(client, rejection, now)
+
+    def _cancel(self, client: int, label: str, now: float) -> None:
+        """End the requests of that label, of any client, and tell the one who asked."""
+        serials: list[int] = []
+        if self._scheduler is not None and label:
+            theirs = re.compile(rf"{re.escape(label)}(-[0-9]{{1,3}})?")
+            serials = [
+                sequence.serial
+                for sequence in self._scheduler.live.values()
+                if theirs.fullmatch(sequence.request.label)
+            ]
+            ends = self._scheduler.end_early(serials, Finish.ABORT, CANCELLED, now)
+            self.deliver(ends, now)
+        self._log.info("requests_cancelled", client=client, label=label[:64], count=len(serials))
+        self._send(client, Cancelled(label, len(serials)), now)
 
     def _why_closed(self, handle: int) -> Rejection | None:
         if self._stopping is not None:

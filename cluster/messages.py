@@ -109,6 +109,25 @@ class StatusRequest(Struct, frozen=True, tag_field="type", tag="status_request")
     """How are you? Answered by `Status`, also before `ServerInfo`."""
 
 
+class CancelByLabel(Struct, frozen=True, tag_field="type", tag="cancel_by_label"):
+    """End the live requests with this label, whosever they are. Answered by `Cancelled`.
+
+    A label with `-` and a number below 1000 behind it counts as well: so the outputs of one
+    call are told apart.
+    Whoever submitted them is told that they ended with an abort.
+    """
+
+    label: str
+
+
+class Cancelled(Struct, frozen=True, tag_field="type", tag="cancelled"):
+    """Answer to `CancelByLabel`."""
+
+    label: str
+    count: int
+    """Requests that were live, and are not any more."""
+
+
 class RankStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One worker process."""
 
@@ -375,7 +394,7 @@ class Shutdown(Struct, frozen=True, kw_only=True, tag_field="type", tag="shutdow
 
 
 FromClient: TypeAlias = (
-    ClientHello | TokenizerRequest | Request | Abort | StatusRequest | WatchSteps
+    ClientHello | TokenizerRequest | Request | Abort | StatusRequest | CancelByLabel | WatchSteps
 )
 ToClient: TypeAlias = (
     ServerInfo
@@ -386,6 +405,7 @@ ToClient: TypeAlias = (
     | TokenBatch
     | Rejection
     | Status
+    | Cancelled
     | StepNews
 )
 ToEngine: TypeAlias = (

@@ -210,6 +210,31 @@ def test_a_client_that_does_not_read_is_cut_off_and_told_when_it_reads_again(
         assert hog not in slow.ends or slow.ends[hog] is Finish.LENGTH
 
 
+def test_requests_are_cancelled_by_their_label_whosever_they_are(tmp_path: Path) -> None:
+    with Rig(tmp_path) as rig:
+        rig.start_worker(Script(step_s=0.01))
+        owner, other = rig.client(), rig.client()
+        one = [owner.submit(max_tokens=200, label=f"call-1-{n}") for n in (0, 1)]
+        two = owner.submit(max_tokens=50, label="call-1a0b")
+        owner.read_until(lambda: {*one, two} <= owner.tokens.keys())
+        answers = []
+        for label in ("", "call", "call-1", "call-1"):
+            other.send(messages.CancelByLabel(label))
+            answers.append(other.next_of(messages.Cancelled))
+        owner.finish(*one, two)
+
+        assert [(each.label, each.count) for each in answers] == [
+            ("", 0),
+            ("call", 0),
+            ("call-1", 2),
+            ("call-1", 0),
+        ]
+        assert [owner.ends[handle] for handle in one] == [Finish.ABORT] * 2
+        assert owner.ends[two] is Finish.LENGTH
+        assert owner.messages[one[0]] == "the request was cancelled by its id"
+        wait_for_status(other, is_idle)
+
+
 class Exploit:
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -32,6 +32,7 @@ FROM_CLIENT = (
     messages.ClientHello(protocol=1, label="me"),
     messages.TokenizerRequest(),
     messages.StatusRequest(),
+    messages.CancelByLabel("cmpl-1"),
     Request(
         handle=7,
         prompt=int32([1, 2, 3]),
@@ -68,6 +69,7 @@ TO_CLIENT = (
         ended=(Ended(handle=2, num_preemptions=1),),
         logprobs=ROWS,
     ),
+    messages.Cancelled("cmpl-1", 2),
     Rejection(handle=1, reason="queue_full", message="full", retry_after_s=1.5),
     messages.Status(
         engine_id="e",
