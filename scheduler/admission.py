@@ -1,4 +1,4 @@
-"""May a request enter the queue, and may a waiting sequence start now."""
+"""Can a request run at all, and may a waiting sequence start now."""
 
 import math
 
@@ -10,7 +10,6 @@ from scheduler.group import Group
 from scheduler.request import Rejection, Request
 from scheduler.sampling import INT32_MAX
 from scheduler.sequences import Sequence
-from scheduler.waiting import WaitingQueue
 
 
 class AdmissionRules:
@@ -19,10 +18,8 @@ class AdmissionRules:
     def __init__(self, config: SchedulerConfig, model: ModelLimits) -> None:
         self._config, self._model = config, model
 
-    def check(
-        self, request: Request, *, is_live: bool, waiting: WaitingQueue, max_len: int
-    ) -> Rejection | None:
-        """Why the request must be refused; None if it may wait.
+    def check(self, request: Request, *, is_live: bool, max_len: int) -> Rejection | None:
+        """Why the request can never run; None if it can.
 
         `max_len` is the most tokens that any sequence can have now.
         """
@@ -39,21 +36,6 @@ class AdmissionRules:
                 reason="too_long",
                 message=self._too_long(num_prompt, max_len),
                 param="prompt",
-            )
-        if len(waiting) >= self._config.max_waiting_requests:
-            return Rejection(
-                handle=request.handle,
-                reason="queue_full",
-                message=f"{len(waiting)} requests wait already, the limit is "
-                f"max_waiting_requests={self._config.max_waiting_requests}. Try again later.",
-            )
-        if waiting.num_tokens + num_prompt > self._config.max_waiting_tokens and len(waiting):
-            return Rejection(
-                handle=request.handle,
-                reason="queue_full",
-                message=f"{waiting.num_tokens} prompt tokens wait already and this prompt has "
-                f"{num_prompt}; the limit is max_waiting_tokens="
-                f"{self._config.max_waiting_tokens}. Try again later.",
             )
         return None
 

@@ -15,6 +15,8 @@ Float32Array: TypeAlias = npt.NDArray[np.float32]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 Int64Array: TypeAlias = npt.NDArray[np.int64]
 """Not on the wire."""
+Float64Array: TypeAlias = npt.NDArray[np.float64]
+"""Not on the wire."""
 
 _WIRE_DTYPES: dict[object, np.dtype[Any]] = {
     Int32Array: np.dtype("<i4"),

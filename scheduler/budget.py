@@ -54,6 +54,11 @@ class StepTime:
         self._xx = self._xx * keep + num_tokens * num_tokens
         self._xy = self._xy * keep + num_tokens * seconds
 
+    @property
+    def mean_s(self) -> float:
+        """Seconds of the last steps on average; 0 before the first one."""
+        return self._y / self._n if self._n else 0.0
+
     def predict(self, num_tokens: int) -> float:
         """Seconds; 0 before the first step was measured."""
         if self._n == 0.0:

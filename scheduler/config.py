@@ -59,6 +59,10 @@ class SchedulerConfig:
     max_waiting_tokens: int = 4_194_304
     """Prompt tokens in the queue above which requests are refused at once."""
 
+    max_queue_s: float | None = None
+    """Requests that would wait longer than this for their turn are refused at once. None: the
+    two counts alone bound the queue. More: fewer refusals, later first tokens."""
+
     exclusive_phases: bool = False
     """A step holds prompts or running streams, never both, prompts first: for comparing with
     engines that work so."""
@@ -83,6 +87,8 @@ class SchedulerConfig:
             raise ConfigError(f"max_plans_in_flight must be 1 or 2, got {self.max_plans_in_flight}")
         if not 0.0 <= self.watermark < 1.0:
             raise ConfigError(f"watermark must be in [0, 1), got {self.watermark}")
+        if self.max_queue_s is not None and not self.max_queue_s >= 0.0:
+            raise ConfigError(f"max_queue_s must not be negative, got {self.max_queue_s}")
         if self.policy not in ("fcfs", "priority"):
             raise ConfigError(f"policy must be 'fcfs' or 'priority', got {self.policy!r}")
         if self.priority_ageing_s <= 0:

@@ -12,7 +12,15 @@ import numpy as np
 
 from kvcache.cache import KVCache
 from kvcache.prefix import next_key
-from scheduler.arrays import NO_BOOL, NO_INT32, BoolArray, Int32Array, Int64Array, int32
+from scheduler.arrays import (
+    NO_BOOL,
+    NO_INT32,
+    BoolArray,
+    Float64Array,
+    Int32Array,
+    Int64Array,
+    int32,
+)
 from scheduler.budget import StepTime
 from scheduler.config import SchedulerConfig
 from scheduler.draft import StepDraft
@@ -68,6 +76,8 @@ class Group:
         self.growth_share = _LEAST_GROWTH
         """Share of the running sequences' possible growth that admission leaves blocks for;
         preemptions raise it, finished sequences let it fall."""
+        self.is_short_of_blocks = False
+        """Whether a waiting sequence lacked blocks when the last step was planned."""
         self._released: list[int] = []
         self._coming: dict[bytes, int] = {}
         """Keys of prompt blocks that running sequences are going to compute."""
@@ -81,6 +91,17 @@ class Group:
         """Tokens that the running sequences would compute next."""
         rows = self.running
         return int((rows.known[rows.order] - rows.planned[rows.order]).sum())
+
+    @property
+    def backlog(self) -> int:
+        """Tokens of running sequences that are not computed yet, those in flight included."""
+        rows = self.running
+        return int((rows.known[rows.order] - rows.answered[rows.order]).sum())
+
+    def certain_ends(self) -> Float64Array:
+        """In how many seconds each running sequence reaches its limit, if none ends before."""
+        rows = self.running
+        return (rows.limit[rows.order] - rows.known[rows.order]) * self.step_time.mean_s
 
     def due(self) -> tuple[Int32Array, Int32Array]:
         """Running slots that can go on, first to go first, and their uncomputed tokens.

@@ -1,0 +1,163 @@
+"""When refused requests may come back: times promised to them, and kept free for them.
+
+A request that is refused is told in how many whole seconds to come back (HTTP's
+`Retry-After`, RFC 9110 section 10.2.3, knows nothing finer). Such times are dealt out no
+faster than requests are served, so that those who keep them find a place, and a request that
+returns is known by what it asks for, since clients send the same body again. Some never
+return: the share that does is learnt, and times are overbooked by it.
+"""
+
+import math
+from bisect import bisect_left, insort
+from collections import deque
+from hashlib import blake2b
+
+import numpy as np
+
+from scheduler.arrays import Float64Array, Int32Array, int32
+from scheduler.request import Request
+
+CELLS_PER_S = 16
+HORIZON_S = 600
+"""Longest time that is promised. Later ones are told this, and nothing is kept for them."""
+MAX_PROMISES = 65_536
+EARLY_S = 0.1
+LATE_S = 2.0
+"""How much before and after its time a request that returns is still expected."""
+_PLACES_AROUND = 3
+_FIRST_SHARE_WEIGHT = 8.0
+_KEEP = 0.98
+
+
+def fingerprint(request: Request) -> bytes:
+    """The same for a request that is sent again, whoever sends it."""
+    head = repr((request.cache_salt, request.priority, request.sampling.max_tokens)).encode()
+    tokens = np.ascontiguousarray(request.prompt, dtype="<i4")
+    return blake2b(tokens.tobytes(), digest_size=16, key=blake2b(head).digest()).digest()
+
+
+class Promises:
+    """The times promised and not yet kept or missed. Seconds of the caller's clock."""
+
+    def __init__(self) -> None:
+        self._due: list[tuple[float, int, bytes]] = []
+        """(when, number of the promise, whose), soonest first."""
+        self._times: dict[bytes, deque[tuple[float, int]]] = {}
+        """The same by whose they are."""
+        self._cells: Int32Array = int32(np.zeros(HORIZON_S * CELLS_PER_S))
+        """How many were promised in each part of a second from `_origin` on, kept ones too."""
+        self._origin = 0
+        self._num_made = 0
+        self._num_kept = self._num_told = _FIRST_SHARE_WEIGHT
+        self._last: tuple[bytes, float, float] | None = None
+        """Whose the last promise was, when it was made, and for when."""
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    @property
+    def share_kept(self) -> float:
+        """Of those who were told a time, the share that came; recent ones count most."""
+        return self._num_kept / self._num_told
+
+    def forget_missed(self, now: float) -> None:
+        """Those whose time is over count as not coming back."""
+        missed = bisect_left(self._due, (now - LATE_S,))
+        for when, number, whose in self._due[:missed]:
+            self._drop(whose, when, number)
+            self._learn(kept=False)
+        del self._due[:missed]
+
+    def is_expected(self, whose: bytes, now: float) -> bool:
+        """Whether one of theirs is due."""
+        times = self._times.get(whose)
+        return times is not None and times[0][0] <= now + EARLY_S
+
+    def next_due_s(self, now: float, count: int) -> Float64Array:
+        """In how many seconds the first `count` of them come back, soonest first."""
+        return np.array([max(when - now, 0.0) for when, _, _ in self._due[:count]])
+
+    def keep(self, whose: bytes) -> None:
+        """One of theirs came back, in time or sooner, and is no longer expected."""
+        times = self._times.get(whose)
+        if times is not None:
+            when, number = times[0]
+            self._drop(whose, when, number)
+            del self._due[bisect_left(self._due, (when, number))]
+            self._learn(kept=True)
+
+    def make(self, whose: bytes, now: float, *, soonest_s: float, rate: float) -> int:
+        """In how many seconds to come back: the first time that is not booked out.
+
+        Args:
+            soonest_s: no place before that, whoever else comes back.
+            rate: places that become free per second.
+        """
+        if whose in self._times and self._times[whose][0][0] > now + EARLY_S:
+            held = self._renewed(whose, now)
+            if held is not None:
+                return held
+        if self._last is not None and self._last[:2] == (whose, now):
+            return self._book(whose, now, self._last[2])  # outputs of one call come together
+        seconds = self._first_free(now, soonest_s, rate)
+        if seconds is None or len(self._due) >= MAX_PROMISES:
+            return HORIZON_S
+        return self._book(whose, now, now + seconds)
+
+    def _renewed(self, whose: bytes, now: float) -> int | None:
+        """Somebody who came too soon keeps the place: the whole seconds that are left."""
+        if self._last is not None and self._last[:2] == (whose, now):
+            return None
+        when, number = self._times[whose][0]
+        seconds = max(1, math.ceil(when - now))
+        del self._due[bisect_left(self._due, (when, number))]
+        self._times[whose].popleft()
+        self._enter(whose, now + seconds, number)
+        return seconds
+
+    def _book(self, whose: bytes, now: float, when: float) -> int:
+        self._num_made += 1
+        self._enter(whose, when, self._num_made)
+        self._last = whose, now, when
+        cell = int(when * CELLS_PER_S) - self._origin
+        if 0 <= cell < len(self._cells):
+            self._cells[cell] += 1
+        return round(when - now)
+
+    def _enter(self, whose: bytes, when: float, number: int) -> None:
+        insort(self._due, (when, number, whose))
+        self._times.setdefault(whose, deque()).append((when, number))
+
+    def _drop(self, whose: bytes, when: float, number: int) -> None:
+        times = self._times[whose]
+        times.remove((when, number))
+        if not times:
+            del self._times[whose]
+
+    def _learn(self, *, kept: bool) -> None:
+        self._num_kept = self._num_kept * _KEEP + kept
+        self._num_told = self._num_told * _KEEP + 1.0
+
+    def _first_free(self, now: float, soonest_s: float, rate: float) -> int | None:
+        """The least number of whole seconds after which few enough others come back.
+
+        What counts is how many come around that moment, in the time in which a few places
+        become free.
+        """
+        self._move_to(int(now * CELLS_PER_S))
+        reach = math.ceil((_PLACES_AROUND * CELLS_PER_S / rate + 1) / 2)
+        places = (2 * reach - 1) / CELLS_PER_S * rate / max(self.share_kept, 0.05)
+        booked = np.concatenate([[0], np.cumsum(self._cells)])
+        first = max(1, math.ceil(soonest_s))
+        at = np.arange(first, HORIZON_S) * CELLS_PER_S
+        after = np.minimum(at + reach, len(self._cells))
+        free = np.flatnonzero(booked[after] - booked[np.maximum(at - reach + 1, 0)] + 1 <= places)
+        return first + int(free[0]) if len(free) else None
+
+    def _move_to(self, origin: int) -> None:
+        """Forget what was booked before this cell."""
+        past = min(origin - self._origin, len(self._cells))
+        if past > 0:
+            self._cells[: len(self._cells) - past] = self._cells[past:]
+            self._cells[len(self._cells) - past :] = 0
+            self._origin = origin
