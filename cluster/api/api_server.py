@@ -1,40 +1,55 @@
 """What every route of one API server process needs: the engine, the settings, live calls."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 from starlette.requests import Request
 
 from cluster.api.calls import Call
-from cluster.api.errors import NOT_READY, UNKNOWN_MODEL, ApiError
+from cluster.api.errors import NOT_READY, SHUTTING_DOWN, UNKNOWN_MODEL, ApiError
+from cluster.api.exchange import note_call
+from cluster.api.step_audience import StepAudience
 from cluster.frontend.draft import Draft
 from cluster.frontend.loop_client import LoopClient
+from cluster.frontend.tokenizer import Tokenizer
+from cluster.frontend.tokenizer_pool import TokenizerPool
+from cluster.http_config import HttpConfig
 from cluster.messages import ServerInfo
 
-if TYPE_CHECKING:  # until each of these is there
-    from cluster.config import HttpConfig
-    from cluster.frontend.tokenizer_pool import TokenizerPool
+T = TypeVar("T")
 
 
 class ApiServer:
     """Reached by routes as `server_of(request)`; lives on one event loop."""
 
-    def __init__(self, config: "HttpConfig", engine: LoopClient, pool: "TokenizerPool") -> None:
+    def __init__(self, config: HttpConfig, engine: LoopClient, pool: TokenizerPool) -> None:
         self.config = config
         self.engine = engine
         self.pool = pool
+        self.audience = StepAudience(engine)
         self.calls: dict[str, Call] = {}
         """Calls that are not answered yet, by our own id, such as "cmpl-…"."""
+        self.created = int(time.time())
+        """When this process began, in seconds since 1970."""
         self._digest = ""
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether the engine finishes what runs and takes nothing new."""
+        return self.engine.info is not None and bool(self.engine.news)
 
     @property
     def info(self) -> ServerInfo:
         """What the engine serves.
 
         Raises:
-            ApiError: 503, no ready engine is connected.
+            ApiError: 503, no ready engine is connected, or it takes nothing new.
         """
         info = self.engine.info
+        if self.is_leaving:
+            raise ApiError(f"nothing new is taken: {self.engine.news}", SHUTTING_DOWN)
         if info is None:
             raise ApiError(
                 "the engine is not ready: it starts, or the connection to it is lost. "
@@ -75,6 +90,20 @@ class ApiServer:
             self._digest = info.tokenizer_digest
         return info
 
+    async def encode(self, work: Callable[[Tokenizer | None], T], *, num_chars: int) -> T:
+        """What `work` returns or raises, on a thread that has a tokenizer; None if there is none.
+
+        Args:
+            num_chars: of the text to encode, as far as known.
+        """
+        if not self._digest:
+            return work(None)
+        return await self.pool.run(work, num_chars=num_chars)
+
+    def draw_id(self) -> str:
+        """An id that no other call has, on any server."""
+        return secrets.token_hex(12)
+
     def open_call(self, call_id: str, drafts: Sequence[Draft]) -> Call:
         """Submit the requests of one HTTP call. Whoever opens it closes it.
 
@@ -82,6 +111,7 @@ class ApiServer:
             InvalidRequest, EngineUnreachable, ...: none was submitted.
         """
         call = Call(call_id, self.engine, drafts, self._forget)
+        note_call(call)
         self.calls[call_id] = call
         return call
 

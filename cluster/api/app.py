@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from cluster.api import chat, completions, models_route, tokens_route
 from cluster.api.api_server import ApiServer
 from cluster.api.errors import ApiError, api_error_of
 from cluster.api.refusals import of_http_exception, of_validation_error
@@ -17,7 +18,12 @@ from cluster.frontend.errors import RequestError
 from cluster.logs import EventLog
 from scheduler.errors import InvalidRequest
 
-ROUTERS: Sequence[APIRouter] = ()
+ROUTERS: Sequence[APIRouter] = (
+    chat.router,
+    completions.router,
+    models_route.router,
+    tokens_route.router,
+)
 """One of each module with routes."""
 
 _log = EventLog("api")

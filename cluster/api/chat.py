@@ -1,0 +1,39 @@
+"""`POST /v1/chat/completions`."""
+
+from collections.abc import Sequence
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+
+from cluster.api.chat_answer import ChatAnswer
+from cluster.api.chat_body import ChatBody
+from cluster.api.conversation import chat_ids, num_chars
+from cluster.api.generation import begin_generation
+from cluster.api.sampling import chat_sampling
+from cluster.frontend.draft import Draft
+from cluster.frontend.tokenizer import Tokenizer
+from scheduler.errors import InvalidRequest
+
+router = APIRouter(tags=["text"])
+
+
+@router.post("/v1/chat/completions")
+async def create_chat_completion(request: Request, body: ChatBody) -> Response:
+    """Go on with a conversation."""
+    generation = await begin_generation(request, body, "chatcmpl")
+    info, engine = generation.info, generation.server.engine
+    sampling = chat_sampling(body, engine.default_sampling(), info.defaults)
+    drafting = generation.drafting(sampling)
+
+    def drafts(tokenizer: Tokenizer | None) -> Sequence[Draft]:
+        try:
+            return [drafting.draft(chat_ids(body, tokenizer), tokenizer)]
+        except InvalidRequest as error:
+            if error.param == "prompt":
+                error.param = "messages"
+            raise
+
+    call = await generation.call(drafts, num_chars=num_chars(body.messages))
+    answer = ChatAnswer(call, body, created=generation.created, model=generation.model)
+    return await generation.answer(call, answer)
