@@ -52,6 +52,9 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         setting("Folder, GGUF file, `smollm2`, or Hugging Face name of the model."),
     ] = None
     models_dir: Annotated[str, setting("Where fetched and converted models are kept.")] = "models"
+    chat_template: Annotated[
+        str, setting("Jinja file that renders chats, instead of the model's own template.")
+    ] = ""
 
     tensor_parallel_size: Annotated[
         AtLeastOne, setting("Ranks that share one replica of the model.")

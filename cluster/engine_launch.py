@@ -14,6 +14,8 @@ class EngineLaunch(Struct, frozen=True, kw_only=True):
     model: str
     """The name that clients see."""
     model_dir: str
+    chat_template: str = ""
+    """Path of a file to use instead of the model's own."""
     front_address: str
     back_address: str
     num_groups: int

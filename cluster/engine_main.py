@@ -103,7 +103,7 @@ def build_engine(
     engine = Engine(
         launch,
         links,
-        tokenizer=_tokenizer_of(model_dir, log),
+        tokenizer=_tokenizer_of(model_dir, launch.chat_template, log),
         end_ids=end_ids,
         defaults=defaults,
         journal=None if journal is None else journal.write,
@@ -118,9 +118,9 @@ def _given(defaults: Struct) -> dict[str, object]:
     return {k: v for k, v in msgspec.structs.asdict(defaults).items() if v is not None}
 
 
-def _tokenizer_of(model_dir: Path, log: EventLog) -> TokenizerFiles | None:
+def _tokenizer_of(model_dir: Path, chat_template: str, log: EventLog) -> TokenizerFiles | None:
     try:
-        return files_of(model_dir)
+        return files_of(model_dir, chat_template=chat_template)
     except TokenizerNotFound as error:
         log.warning("no_tokenizer", error=error)
         return None

@@ -42,6 +42,7 @@ class LaunchPlan:
             key=self.key,
             model=self.model,
             model_dir=str(self.model_dir),
+            chat_template=config.chat_template,
             front_address=front_address,
             back_address=back_address,
             num_groups=config.num_groups,

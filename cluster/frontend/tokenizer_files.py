@@ -45,12 +45,14 @@ class TokenizerFiles(Struct, frozen=True, kw_only=True, tag_field="type", tag="t
         return total.hexdigest()
 
 
-def files_of(directory: str | Path) -> TokenizerFiles:
+def files_of(directory: str | Path, *, chat_template: str | Path = "") -> TokenizerFiles:
     """Read the tokenizer files of a model directory.
 
+    Args:
+        chat_template: a file to use instead of all templates of the model.
     Raises:
         TokenizerNotFound: no tokenizer.json there; the message says what was there instead.
-        TokenizerDamaged: a file is not valid JSON or not UTF-8.
+        TokenizerDamaged: a file is not valid JSON or not UTF-8, or `chat_template` is not there.
     """
     folder = Path(directory)
     tokenizer_json = folder / "tokenizer.json"
@@ -63,6 +65,8 @@ def files_of(directory: str | Path) -> TokenizerFiles:
             templates["default"] = _template_in(path)
     for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
         templates[path.stem] = _template_in(path)
+    if chat_template:
+        templates = {"default": _template_in(Path(chat_template))}
     return TokenizerFiles(
         tokenizer_json=tokenizer_json.read_bytes(),
         config_json=config_json,
@@ -116,7 +120,10 @@ def _read_if_there(path: Path) -> bytes:
 
 
 def _template_in(path: Path) -> str:
-    data = path.read_bytes()
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise TokenizerDamaged(f"chat template {path} cannot be read: {error.strerror}") from error
     if path.suffix == ".json":
         template = json_object(data, str(path)).get("chat_template")
         if not isinstance(template, str):

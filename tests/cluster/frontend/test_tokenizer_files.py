@@ -126,3 +126,12 @@ def test_the_digest_changes_with_every_field() -> None:
         base.digest
         == TokenizerFiles(tokenizer_json=b"{}", chat_templates={"default": CHATML}).digest
     )
+
+
+def test_a_chat_template_of_ones_own_replaces_those_of_the_model(tmp_path: Path) -> None:
+    write(tmp_path, tokenizer_config__json={"chat_template": "the model's"})
+    mine = tmp_path / "mine.jinja"
+    mine.write_text("mine", encoding="utf-8")
+    assert files_of(tmp_path, chat_template=mine).chat_templates == {"default": "mine"}
+    with pytest.raises(TokenizerDamaged, match=r"gone\.jinja cannot be read: No such file"):
+        files_of(tmp_path, chat_template=tmp_path / "gone.jinja")
