@@ -40,10 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser with all commands; importing what they need is left to them."""
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument(
-        "--debug", action="store_true", help="show where an error comes from (traceback)"
-    )
+    common = _common()
     parser = argparse.ArgumentParser(
         prog="stoker",
         description="Serve a large language model from a cluster of tensor-parallel workers.",
@@ -60,7 +57,18 @@ def make_parser() -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=text, parents=[common])
         command.set_defaults(command=run)
         add_to(command)
+    text = "Measure a running server, or a model without one."
+    _for_bench(commands.add_parser("bench", help=text, description=text), common)
     return parser
+
+
+def _common() -> argparse.ArgumentParser:
+    """Options of every command."""
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument(
+        "--debug", action="store_true", help="show where an error comes from (traceback)"
+    )
+    return common
 
 
 def _for_generate(parser: argparse.ArgumentParser) -> None:
@@ -100,7 +108,10 @@ def _for_chat(parser: argparse.ArgumentParser) -> None:
 
 
 def _for_serve(parser: argparse.ArgumentParser) -> None:
+    from cluster.config import add_http_arguments
+
     _add_model(parser)
+    add_http_arguments(parser)
     _add_settings(parser)
 
 
@@ -115,6 +126,43 @@ def _for_status(parser: argparse.ArgumentParser) -> None:
 def _for_fetch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", metavar="MODEL", help=_MODEL)
     parser.add_argument("--models-dir", metavar="DIR", help="where to keep it")
+
+
+def _for_bench(parser: argparse.ArgumentParser, common: argparse.ArgumentParser) -> None:
+    kinds = parser.add_subparsers(metavar="WHAT", required=True)
+    for name, run, add_to, text in (
+        ("serve", _bench_serve, _for_bench_serve, "Measure any OpenAI-compatible server."),
+        ("throughput", _bench_throughput, _for_bench_throughput, "A whole workload at once."),
+        ("latency", _bench_latency, _for_bench_latency, "Batches of one size, one by one."),
+    ):
+        command = kinds.add_parser(name, help=text, description=text, parents=[common])
+        command.set_defaults(command=run)
+        add_to(command)
+
+
+def _for_bench_serve(parser: argparse.ArgumentParser) -> None:
+    from stoker.bench.arguments import add_serve_arguments
+
+    add_serve_arguments(parser)
+    parser.set_defaults(api_key=os.environ.get("STOKER_API_KEY"))
+
+
+def _for_bench_throughput(parser: argparse.ArgumentParser) -> None:
+    from stoker.bench.arguments import add_throughput_arguments
+
+    _add_model(parser)
+    _add_address(parser, "measure this running cluster instead of starting one")
+    add_throughput_arguments(parser)
+    _add_settings(parser)
+
+
+def _for_bench_latency(parser: argparse.ArgumentParser) -> None:
+    from stoker.bench.arguments import add_latency_arguments
+
+    _add_model(parser)
+    _add_address(parser, "measure this running cluster instead of starting one")
+    add_latency_arguments(parser)
+    _add_settings(parser)
 
 
 def _for_version(_: argparse.ArgumentParser) -> None:
@@ -173,10 +221,12 @@ def _is_expected(error: Exception) -> bool:
     from cluster.frontend.errors import RequestError
     from cluster.gguf_file import ModelError
     from scheduler.errors import ConfigError, InvalidRequest
+    from stoker.bench.errors import BenchError
 
     kinds = (
         AddressError,
         BackendError,
+        BenchError,
         ClusterLost,
         StartFailed,
         StartInterrupted,
@@ -227,6 +277,24 @@ def _fetch(arguments: argparse.Namespace) -> int:
     )
     print(folder)
     return EXIT_OK
+
+
+def _bench_serve(arguments: argparse.Namespace) -> int:
+    from stoker.bench.serve_command import bench_serve
+
+    return bench_serve(arguments)
+
+
+def _bench_throughput(arguments: argparse.Namespace) -> int:
+    from stoker.bench.throughput_command import bench_throughput
+
+    return bench_throughput(arguments)
+
+
+def _bench_latency(arguments: argparse.Namespace) -> int:
+    from stoker.bench.latency_command import bench_latency
+
+    return bench_latency(arguments)
 
 
 def _version(_: argparse.Namespace) -> int:

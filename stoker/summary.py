@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from cluster.messages import Status
 from stoker.outputs import RequestOutput
+from stoker.spread import percentile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,14 +82,6 @@ def summary_of(
         peak_used_blocks=new.peak_used_blocks,
         blocks_per_group=max((group.num_blocks for group in after.groups), default=0),
     )
-
-
-def percentile(ordered: Sequence[float], percent: float) -> float | None:
-    """The nearest-rank percentile of values in rising order; None of none."""
-    if not ordered:
-        return None
-    rank = -(-len(ordered) * percent // 100)
-    return ordered[max(int(rank), 1) - 1]
 
 
 def _shown(seconds: float | None) -> str:

@@ -24,6 +24,7 @@ MAY_IMPORT = {
         "scheduler.sampling",
         "kvcache.geometry",
         "kvcache.table",
+        "llguidance",
         "msgspec",
         "numpy",
         "safetensors",
@@ -40,6 +41,7 @@ MAY_IMPORT = {
         "gguf",
         "huggingface_hub",
         "jinja2",
+        "llguidance",
         "msgspec",
         "numpy",
         "psutil",
@@ -51,7 +53,16 @@ MAY_IMPORT = {
         "uvicorn",
         "zmq",
     },
-    "stoker": {"stoker", "cluster", "scheduler", "msgspec", "rich"},
+    "stoker": {
+        "stoker",
+        "cluster",
+        "scheduler",
+        "httptools",
+        "matplotlib",
+        "msgspec",
+        "psutil",
+        "rich",
+    },
 }
 """What each package may import beside the standard library; `a` stands for `a.b` too."""
 
@@ -72,8 +83,11 @@ STATEFUL_STDLIB = {
 
 ONLY_IN = {
     "zmq": ("cluster/links.py",),
+    "httptools": ("stoker/bench/http_client.py",),
+    "matplotlib": ("stoker/bench/plot.py",),
     "ray": ("cluster/ray_backend.py",),
     **dict.fromkeys(("fastapi", "pydantic", "starlette", "uvicorn"), ("cluster/api/",)),
+    "llguidance": ("worker/grammar.py", "worker/guide.py", "cluster/frontend/grammar.py"),
     "torch": ("worker/", "cluster/model_runners.py"),
     "triton": ("worker/ops/cuda.py", "worker/ops/triton/"),
     "transformers": ("worker/models/",),
@@ -97,6 +111,7 @@ PICKLING_CALLS = {
 
 LIGHT_IMPORTS = {
     "import stoker; from stoker import Client, AsyncClient, SamplingParams": {
+        "llguidance",
         "fastapi",
         "ray",
         "torch",

@@ -1,0 +1,1 @@
+"""Measuring: servers that speak OpenAI's dialect, and models without one."""
