@@ -20,6 +20,10 @@ class EngineRefuses(Struct, frozen=True, kw_only=True, tag_field="type", tag="re
     message: str
 
 
+class ApiServerListens(Struct, frozen=True, tag_field="type", tag="api_server_listens"):
+    """An API server takes connections."""
+
+
 class ClusterReady(Struct, frozen=True, kw_only=True, tag_field="type", tag="ready"):
     """Every group takes requests."""
 
@@ -29,6 +33,8 @@ class ClusterReady(Struct, frozen=True, kw_only=True, tag_field="type", tag="rea
     model: str
     server_key: str = ""
     """The public key that clients need to dial an encrypted front_address."""
+    http_address: str = ""
+    """Of the HTTP routes; empty: none are served."""
 
 
 class ClusterFailed(Struct, frozen=True, kw_only=True, tag_field="type", tag="failed"):
@@ -41,7 +47,7 @@ OfEngine: TypeAlias = EngineListens | EngineRefuses
 OfCluster: TypeAlias = ClusterReady | ClusterFailed
 
 
-def announce(message: OfEngine | OfCluster) -> None:
+def announce(message: OfEngine | OfCluster | ApiServerListens) -> None:
     """Say it; whoever should have heard may be gone."""
     try:
         sys.stdout.buffer.write(msgspec.json.encode(message) + b"\n")

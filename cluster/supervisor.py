@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
 from cluster.announcements import ClusterReady, EngineListens
+from cluster.api_servers import ApiServers
 from cluster.backend import Backend, Place, RankExit, Report, WorkerLaunch
 from cluster.backend_thread import (
     BackendFailed,
@@ -64,6 +65,7 @@ class Supervisor:
         parent_fd: int | None,
         on_ready: Callable[[ClusterReady], None],
         log: EventLog,
+        api: ApiServers | None = None,
         engine_command: Sequence[str] = ENGINE_COMMAND,
     ) -> None:
         """Nothing is started yet.
@@ -71,6 +73,7 @@ class Supervisor:
         Args:
             parent_fd: a descriptor whose end of file says that the parent is gone.
             on_ready: told once, when requests are taken.
+            api: what serves HTTP, if anything does.
         """
         self._plan = plan
         self._config = plan.config
@@ -79,6 +82,7 @@ class Supervisor:
         self._parent_fd = parent_fd
         self._on_ready = on_ready
         self._log = log
+        self._api = api
         self._engine_command = engine_command
         self._began = time.monotonic()
         self._inbox: queue.SimpleQueue[Happening] = queue.SimpleQueue()
@@ -121,6 +125,8 @@ class Supervisor:
         back = self._config.back_address or folder.address("back")
         self._hands = BackendThread(self._make_backend(self._tell), self._tell)
         parts.callback(self._end_backend)
+        if self._api is not None:
+            parts.callback(self._api.end, self._config.stop_timeout_s)
         self._engine = EngineProcess(self._plan.engine(front, back), self._engine_command)
         parts.callback(self._end_engine)
         self._hands.open(self._config.start_timeout_s)
@@ -154,6 +160,8 @@ class Supervisor:
         for message in (hello, *self._unsent):
             self._link.send(TO_ENGINE.encode(message))
         self._unsent.clear()
+        if self._api is not None:
+            self._api.start(listens.front_address, self._plan.server_key)
         if not listens.back_address.startswith("ipc://"):
             self._start_all_groups(listens.back_address)
 
@@ -165,8 +173,9 @@ class Supervisor:
 
     def _turn(self, deadline: float | None) -> None:
         """Wait for the next thing that happens, and see to it."""
-        timeout_s = None if deadline is None else max(0.0, deadline - time.monotonic())
-        ready = self._wait(timeout_s)
+        known = [deadline, None if self._api is None else self._api.next_deadline]
+        next_s = min((when for when in known if when is not None), default=None)
+        ready = self._wait(None if next_s is None else max(0.0, next_s - time.monotonic()))
         if self._signals.fd in ready:
             for number in self._signals.read():
                 self._asked(number.name)
@@ -179,6 +188,9 @@ class Supervisor:
         self._wake.clear()
         while not self._inbox.empty():
             self._take(self._inbox.get())
+        if self._api is not None and not self._is_ending:
+            self._api.look(ready)
+            self._may_be_up()
         if self._engine.end_fd in ready and not self._is_ending:
             raise self._failure(f"the engine process ended: {self._engine.how_it_ended()}")
         if deadline is not None and time.monotonic() >= deadline and not self._is_ending:
@@ -194,6 +206,8 @@ class Supervisor:
             fds.append(self._parent_fd)
         if self._listens is None:
             fds.append(self._engine.line_fd)
+        if self._api is not None and not self._is_ending:
+            fds += self._api.fds
         if self._link is not None:
             return self._link.wait(timeout_s, fds)
         return set(select.select(fds, (), (), timeout_s)[0])
@@ -291,7 +305,13 @@ class Supervisor:
     def _group_ready(self, group: int, epoch: int, num_blocks: int) -> None:
         self._note("group_ready", group=group, epoch=epoch, num_blocks=num_blocks)
         self._ready.add(group)
+        self._may_be_up()
+
+    def _may_be_up(self) -> None:
+        """Tell once that requests are taken, when they are on every way."""
         if self._is_up or len(self._ready) < self._config.num_groups:
+            return
+        if self._api is not None and not self._api.are_up:
             return
         assert self._listens is not None
         self._is_up = True
@@ -302,6 +322,7 @@ class Supervisor:
                 engine_id=self._plan.engine_id,
                 model=self._plan.model,
                 server_key=self._plan.server_key,
+                http_address="" if self._api is None else self._api.url,
             )
         )
 

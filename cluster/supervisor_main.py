@@ -17,12 +17,15 @@ from typing import TypeAlias
 import psutil
 
 from cluster.announcements import ClusterFailed, ClusterReady, announce
+from cluster.api_servers import ApiServers
 from cluster.backend import Backend, Report
 from cluster.config import EngineConfig, decode_config, has_gpu
 from cluster.errors import AddressError, ClusterLost, StartFailed, StartInterrupted
 from cluster.gguf_file import ModelError
+from cluster.http_config import HttpConfig
 from cluster.launch_plan import LaunchPlan
 from cluster.links import Curve
+from cluster.listener import Listener
 from cluster.local_backend import LocalBackend
 from cluster.logs import EventLog, show_events
 from cluster.model_check import check_model
@@ -36,6 +39,11 @@ EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED = 0, 1, 130
 CANNOT_START = (ConfigError, ModelError, AddressError, StartFailed, StartInterrupted)
 """What `run_cluster` raises when nothing came up."""
 
+
+OPEN_TO_ALL = (
+    "everybody who reaches this address can use the model: set api_keys (--api-key, "
+    "STOKER_API_KEY), or serve at loopback (--host 127.0.0.1)"
+)
 
 PlanMaker: TypeAlias = Callable[[EngineConfig, EventLog], LaunchPlan]
 BackendMaker: TypeAlias = Callable[[LaunchPlan, Report, EventLog], Backend]
@@ -68,6 +76,7 @@ def run_cluster(
     config: EngineConfig,
     *,
     on_ready: Callable[[ClusterReady], None],
+    http: HttpConfig | None = None,
     parent_fd: int | None = None,
     make_plan: PlanMaker | None = None,
     make_backend: BackendMaker | None = None,
@@ -76,6 +85,7 @@ def run_cluster(
 
     Args:
         on_ready: told once, when requests are taken.
+        http: where to serve HTTP; None: nowhere.
         parent_fd: a descriptor whose end of file ends the cluster, too.
         make_plan: finds the model and settles what depends on this host.
         make_backend: chooses who starts the workers.
@@ -89,6 +99,7 @@ def run_cluster(
     log = EventLog("supervisor")
     plan = (make_plan or plan_launch)(config, log)
     choose = make_backend or backend_of
+    api = None if http is None or not http.http else open_http(http, config, log)
     supervisor = Supervisor(
         plan,
         lambda report: choose(plan, report, log),
@@ -96,6 +107,7 @@ def run_cluster(
         parent_fd=parent_fd,
         on_ready=on_ready,
         log=log,
+        api=api,
     )
     try:
         supervisor.run()
@@ -103,6 +115,19 @@ def run_cluster(
         if supervisor.is_stuck:
             log.error("backend_stuck", remedy="its processes are killed")
             end_with_descendants()
+
+
+def open_http(http: HttpConfig, config: EngineConfig, log: EventLog) -> ApiServers:
+    """Bind the port of HTTP, for servers that are started later.
+
+    Raises:
+        AddressError: it cannot be bound.
+    """
+    listener = Listener(http.host, http.port)
+    log.info("http_bound", url=listener.url, api_servers=http.api_servers)
+    if not listener.is_loopback and not http.api_keys:
+        log.warning("http_open_to_all", url=listener.url, remedy=OPEN_TO_ALL)
+    return ApiServers(http, listener, drain_s=config.drain_s, log_level=config.log_level, log=log)
 
 
 def end_with_descendants() -> None:

@@ -26,6 +26,8 @@ class RunningCluster:
     pid: int
     server_key: str = ""
     """Its public key, if it encrypts."""
+    http_address: str = ""
+    """Of its HTTP routes, if it serves any."""
 
 
 def folder_of_user() -> Path:
@@ -34,11 +36,22 @@ def folder_of_user() -> Path:
 
 @contextmanager
 def announced(
-    address: str, model: str, folder: Path | None = None, *, server_key: str = ""
+    address: str,
+    model: str,
+    folder: Path | None = None,
+    *,
+    server_key: str = "",
+    http_address: str = "",
 ) -> Iterator[None]:
     """Let others of this user find a cluster that lives as long as the block."""
     place = folder_of_user() if folder is None else folder
-    cluster = RunningCluster(address=address, model=model, pid=os.getpid(), server_key=server_key)
+    cluster = RunningCluster(
+        address=address,
+        model=model,
+        pid=os.getpid(),
+        server_key=server_key,
+        http_address=http_address,
+    )
     place.mkdir(mode=0o700, exist_ok=True)
     if not _is_private(place):
         yield  # somebody else's folder: better not found than found wrong

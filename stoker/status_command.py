@@ -14,10 +14,11 @@ from stoker.running import running_clusters
 
 def status(arguments: argparse.Namespace) -> int:
     """Ask the cluster at `--address`, or each one of this user; fails if one does not answer."""
+    running = {cluster.address: cluster for cluster in running_clusters()}
     if arguments.address:
         keys = {arguments.address: arguments.server_key}
     else:
-        keys = {cluster.address: cluster.server_key for cluster in running_clusters()}
+        keys = {address: cluster.server_key for address, cluster in running.items()}
     if not keys:
         print(
             "stoker: no running cluster was found for this user; name one with --address",
@@ -35,11 +36,12 @@ def status(arguments: argparse.Namespace) -> int:
         print(msgspec.json.encode(found).decode())
     else:
         for address, answer in found.items():
-            print_status(address, answer)
+            http = running[address].http_address if address in running else ""
+            print_status(address, answer, http)
     return EXIT_OK if len(found) == len(keys) else EXIT_FAILED
 
 
-def print_status(address: str, status: Status) -> None:
+def print_status(address: str, status: Status, http_address: str = "") -> None:
     """One cluster as a few lines and two tables."""
     from rich.console import Console
     from rich.table import Table
@@ -49,6 +51,8 @@ def print_status(address: str, status: Status) -> None:
     console.print(
         f"running {status.num_running}, waiting {status.num_waiting}, clients {status.num_clients}"
     )
+    if http_address:
+        console.print(f"HTTP at {http_address}")
     groups = Table("group", "epoch", "state", "running", "blocks", "cached", "steps", "steps/s")
     ranks = Table("rank", "state", "host", "pid", "device", "blocks", "weights")
     for group in status.groups:

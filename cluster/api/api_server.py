@@ -33,12 +33,18 @@ class ApiServer:
         """Calls that are not answered yet, by our own id, such as "cmpl-…"."""
         self.created = int(time.time())
         """When this process began, in seconds since 1970."""
+        self.is_ending = False
+        """Whether this process was asked to end: streams without an end of their own end."""
         self._digest = ""
 
     @property
     def is_leaving(self) -> bool:
-        """Whether the engine finishes what runs and takes nothing new."""
-        return self.engine.info is not None and bool(self.engine.news)
+        """Whether what runs is finished, and nothing new is taken."""
+        return self.is_ending or (self.engine.info is not None and bool(self.engine.news))
+
+    def leave(self) -> None:
+        """This process was asked to end."""
+        self.is_ending = True
 
     @property
     def info(self) -> ServerInfo:
@@ -49,7 +55,8 @@ class ApiServer:
         """
         info = self.engine.info
         if self.is_leaving:
-            raise ApiError(f"nothing new is taken: {self.engine.news}", SHUTTING_DOWN)
+            why = self.engine.news or "this process was asked to end"
+            raise ApiError(f"nothing new is taken: {why}", SHUTTING_DOWN)
         if info is None:
             raise ApiError(
                 "the engine is not ready: it starts, or the connection to it is lost. "

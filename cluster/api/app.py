@@ -10,7 +10,16 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from cluster.api import chat, completions, live_route, models_route, page_route, tokens_route
+from cluster.api import (
+    cancel,
+    chat,
+    completions,
+    health,
+    live_route,
+    models_route,
+    page_route,
+    tokens_route,
+)
 from cluster.api.api_server import ApiServer
 from cluster.api.errors import ApiError, api_error_of
 from cluster.api.refusals import of_http_exception, of_validation_error
@@ -23,6 +32,8 @@ ROUTERS: Sequence[APIRouter] = (
     completions.router,
     models_route.router,
     tokens_route.router,
+    cancel.router,
+    health.router,
     live_route.router,
     page_route.router,
 )

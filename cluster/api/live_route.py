@@ -31,7 +31,7 @@ class LiveStream(StreamingResponse):
 
         async def frames() -> AsyncIterator[bytes]:
             yield self._pulse()
-            while True:
+            while not self._server.is_ending:
                 yield await viewer.next(PULSE_S) or self._pulse()
 
         self.body_iterator = frames()

@@ -1,0 +1,35 @@
+"""What stands around the application: ids and the log, browsers' rules, keys, limits."""
+
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
+
+from cluster.api.api_server import ApiServer
+from cluster.api.auth import KeyGuard
+from cluster.api.exchange import REQUEST_ID, Exchange, ExchangeLog
+from cluster.api.limits import BodyLimit
+from cluster.logs import EventLog
+
+
+def guarded(app: ASGIApp, server: ApiServer) -> ASGIApp:
+    """The application as callers meet it. The last line here is the outermost."""
+    config = server.config
+    app = BodyLimit(app, max_bytes=config.max_body_bytes, timeout_s=config.read_timeout_s)
+    app = KeyGuard(app, config.api_keys, config.open_paths)
+    if config.cors_origins:  # outside the keys, since browsers ask for leave without one
+        app = CORSMiddleware(
+            app,
+            allow_origins=config.cors_origins,
+            allow_methods=("*",),
+            allow_headers=("*",),
+            expose_headers=(REQUEST_ID, "retry-after", "x-stoker-warning"),
+        )
+    return ExchangeLog(
+        app,
+        is_leaving=lambda: server.is_leaving,
+        observe=_observe,
+        log=EventLog("api"),
+    )
+
+
+def _observe(exchange: Exchange) -> None:
+    pass

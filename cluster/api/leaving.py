@@ -1,0 +1,72 @@
+"""uvicorn's server with an end of ours: answers that run are finished, within a limit."""
+
+import asyncio
+import contextlib
+import signal
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+
+import uvicorn
+
+LAST_WORDS_S = 2.0
+"""For the ends of answers that were cut off to reach their readers."""
+
+
+class LeavingServer(uvicorn.Server):
+    """Serves until SIGTERM or SIGINT.
+
+    Then it takes no more connections, and ends when its answers are given. After `drain_s`, or
+    at a second signal, those that still run are cut off, and it ends soon.
+    """
+
+    def __init__(
+        self,
+        config: uvicorn.Config,
+        *,
+        drain_s: float,
+        on_started: Callable[[], None],
+        on_leaving: Callable[[], None],
+        cut_off: Callable[[], Awaitable[None]],
+    ) -> None:
+        """
+        Args:
+            on_started: told when connections are taken.
+            on_leaving: told at the first signal; ends what would never end by itself.
+            cut_off: makes every answer that runs come to its end.
+        """
+        super().__init__(config)
+        self._drain_s = drain_s
+        self._on_started = on_started
+        self._on_leaving = on_leaving
+        self._cut_off = cut_off
+        self._cutting: asyncio.Task[None] | None = None
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Instead of uvicorn's handlers, which let the same signal end the process afterwards."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._asked)
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._on_started()
+
+    def _asked(self) -> None:
+        if self.should_exit:
+            self._cut()
+            return
+        self.should_exit = True
+        self._on_leaving()
+        asyncio.get_running_loop().call_later(self._drain_s, self._cut)
+
+    def _cut(self) -> None:
+        if self._cutting is None:
+            self._cutting = asyncio.create_task(self._end_answers())
+
+    async def _end_answers(self) -> None:
+        await self._cut_off()
+        await asyncio.sleep(LAST_WORDS_S)
+        self.force_exit = True

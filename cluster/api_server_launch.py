@@ -1,0 +1,21 @@
+"""What an API server process is told when it starts."""
+
+from msgspec import Struct
+
+from cluster.http_config import HttpConfig
+
+
+class ApiServerLaunch(Struct, frozen=True, kw_only=True):
+    """All that it knows of the outside."""
+
+    number: int
+    """Among those of its cluster, from 0."""
+    listen_fd: int
+    """The listening socket, which it has inherited."""
+    front_address: str
+    """Where to dial the engine."""
+    server_key: str = ""
+    http: HttpConfig
+    drain_s: float
+    """Time that its running answers get when it is asked to end."""
+    log_level: str = "info"

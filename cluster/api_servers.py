@@ -1,0 +1,138 @@
+"""The HTTP front ends of one cluster: processes that share a port, each a client of the engine.
+
+One that ends by itself is started again, after a pause that grows if that helps nothing. Until
+then the others serve on; what was running in it is aborted by the engine, since its connection
+is gone, and connections that it had not accepted yet go to the next one that accepts.
+"""
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from cluster.api_server_launch import ApiServerLaunch
+from cluster.api_server_process import API_SERVER_COMMAND, ApiServerProcess
+from cluster.errors import StartFailed
+from cluster.http_config import HttpConfig
+from cluster.listener import Listener
+from cluster.logs import EventLog
+
+LONGEST_PAUSE_S = 5.0
+HEALTHY_S = 30.0
+"""One that lived this long is started again at once."""
+
+
+@dataclass(slots=True)
+class _Place:
+    """One of the processes, or the pause until it is started again."""
+
+    number: int
+    process: ApiServerProcess | None = None
+    started_s: float = 0.0
+    pause_s: float = 0.0
+    start_at: float | None = None
+
+
+class ApiServers:
+    """Waited for by the supervisor: `fds` and `next_deadline`, then `look`."""
+
+    def __init__(
+        self,
+        config: HttpConfig,
+        listener: Listener,
+        *,
+        drain_s: float,
+        log_level: str,
+        log: EventLog,
+        command: Sequence[str] = API_SERVER_COMMAND,
+    ) -> None:
+        """Nothing is started yet; connections wait."""
+        self._config = config
+        self._listener = listener
+        self._drain_s, self._log_level = drain_s, log_level
+        self._log = log
+        self._command = command
+        self._places = [_Place(number) for number in range(config.api_servers)]
+        self._front_address = self._server_key = ""
+        self.are_up = False
+        """Whether each one has taken connections once."""
+
+    @property
+    def url(self) -> str:
+        return self._listener.url
+
+    def start(self, front_address: str, server_key: str) -> None:
+        """Start all of them; the engine need not be ready."""
+        self._front_address, self._server_key = front_address, server_key
+        for place in self._places:
+            self._start(place)
+
+    def _start(self, place: _Place) -> None:
+        launch = ApiServerLaunch(
+            number=place.number,
+            listen_fd=self._listener.socket.fileno(),
+            front_address=self._front_address,
+            server_key=self._server_key,
+            http=self._config,
+            drain_s=self._drain_s,
+            log_level=self._log_level,
+        )
+        place.process = ApiServerProcess(launch, self._command)
+        place.started_s, place.start_at = time.monotonic(), None
+        self._log.info("api_server_started", number=place.number, pid=place.process.pid)
+
+    @property
+    def fds(self) -> list[int]:
+        """Readable when there is something to `look` at."""
+        found = []
+        for place in self._places:
+            if place.process is not None:
+                found.append(place.process.end_fd)
+                if not place.process.is_up:
+                    found.append(place.process.line_fd)
+        return found
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When `look` has one to start again."""
+        return min((p.start_at for p in self._places if p.start_at is not None), default=None)
+
+    def look(self, ready: Collection[int]) -> None:
+        """See who takes connections now and who has ended, and start those again.
+
+        Raises:
+            StartFailed: one ended before all had taken connections once.
+        """
+        now = time.monotonic()
+        for place in self._places:
+            process = place.process
+            if process is None:
+                if place.start_at is not None and now >= place.start_at:
+                    self._start(place)
+                continue
+            if not process.is_up and process.line_fd in ready and process.read_line():
+                self._log.info("api_server_listens", number=place.number, url=self.url)
+            if process.end_fd in ready:
+                self._ended(place, process, now)
+        self.are_up = self.are_up or all(p.process and p.process.is_up for p in self._places)
+
+    def _ended(self, place: _Place, process: ApiServerProcess, now: float) -> None:
+        how = process.how_it_ended()
+        process.close()
+        place.process = None
+        if not self.are_up:
+            raise StartFailed(f"API server {place.number} ended while it started: {how}")
+        if now - place.started_s >= HEALTHY_S:
+            place.pause_s = 0.0
+        place.start_at = now + place.pause_s
+        self._log.error("api_server_ended", number=place.number, how=how, again_in_s=place.pause_s)
+        place.pause_s = min(max(0.5, 2 * place.pause_s), LONGEST_PAUSE_S)
+
+    def end(self, timeout_s: float) -> None:
+        """Take no more connections, let answers be given for `timeout_s`, then kill."""
+        self._listener.close()
+        processes = [place.process for place in self._places if place.process is not None]
+        for process in processes:
+            process.ask_to_end()
+        deadline = time.monotonic() + timeout_s
+        num_killed = sum(p.close(max(0.0, deadline - time.monotonic())) for p in processes)
+        self._log.info("api_servers_ended", num_killed=num_killed)

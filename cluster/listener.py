@@ -1,0 +1,73 @@
+"""The TCP socket of HTTP: bound once, before anything is started, and shared by the servers."""
+
+import errno
+import ipaddress
+import socket
+
+from cluster.errors import AddressError
+
+BACKLOG = 2048
+"""Connections that may wait to be accepted; the kernel's own limit may be lower."""
+
+
+class Listener:
+    """A listening socket, and how others call it."""
+
+    def __init__(self, host: str, port: int) -> None:
+        """Listen at once, so that nobody else can be given the port.
+
+        Args:
+            host: a name or an address of this machine; "" or "0.0.0.0" is all of IPv4, "::" all.
+            port: 0 is any free one.
+
+        Raises:
+            AddressError: the port is in use, or the host is not ours.
+        """
+        try:
+            family, _, _, _, address = _first_address(host, port)
+            self.socket = socket.create_server(
+                address[:2],
+                family=family,
+                backlog=BACKLOG,
+                dualstack_ipv6=address[0] == "::" and socket.has_dualstack_ipv6(),
+            )
+        except OSError as error:
+            raise AddressError(_why_not(host, port, error)) from error
+
+    @property
+    def port(self) -> int:
+        return int(self.socket.getsockname()[1])
+
+    @property
+    def url(self) -> str:
+        host = str(self.socket.getsockname()[0])
+        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach it."""
+        return ipaddress.ip_address(self.socket.getsockname()[0]).is_loopback
+
+    def close(self) -> None:
+        """End our own copy; may be called twice."""
+        self.socket.close()
+
+
+def _first_address(host: str, port: int) -> tuple[int, int, int, str, tuple[str, int]]:
+    """IPv4 first: `localhost` is often both, and more callers try 127.0.0.1."""
+    found = socket.getaddrinfo(
+        host or "0.0.0.0", port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    family, kind, protocol, name, address = min(found, key=lambda entry: entry[0] != socket.AF_INET)
+    return family, kind, protocol, name, (str(address[0]), int(address[1]))
+
+
+def _why_not(host: str, port: int, error: OSError) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return (
+            f"port {port} of {host} is in use by another process. Choose another with --port, or "
+            "--port 0 to be given a free one"
+        )
+    if isinstance(error, socket.gaierror) or error.errno in (errno.EADDRNOTAVAIL, errno.ENODEV):
+        return f"host={host} is not an address of this machine ({error.strerror})"
+    return f"cannot listen at port {port} of {host}: {error.strerror}"
