@@ -101,7 +101,8 @@ class Group:
     def certain_ends(self) -> Float64Array:
         """In how many seconds each running sequence reaches its limit, if none ends before."""
         rows = self.running
-        return (rows.limit[rows.order] - rows.known[rows.order]) * self.step_time.mean_s
+        left = (rows.limit[rows.order] - rows.known[rows.order]).astype(np.float64)
+        return left * self.step_time.mean_s
 
     def due(self) -> tuple[Int32Array, Int32Array]:
         """Running slots that can go on, first to go first, and their uncomputed tokens.

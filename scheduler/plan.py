@@ -105,3 +105,6 @@ class StepResult(
     """Slices that sample, but have no token that they may give"""
     compute_s: float = 0.0
     """Seconds from having read the plan to having the tokens"""
+    forward_s: float = 0.0
+    """Of these, until the model's layers had run (a GPU: were on their way); the rest went into
+    logits, choosing tokens, and on a GPU waiting for it"""

@@ -18,6 +18,7 @@ from scheduler.budget import StepBudget
 from scheduler.config import ModelLimits, SchedulerConfig
 from scheduler.draft import StepDraft
 from scheduler.group import Group, checksum
+from scheduler.meter import Meter
 from scheduler.outbox import Outbox, Outgoing
 from scheduler.placement import best_group
 from scheduler.plan import StepPlan, StepResult
@@ -45,6 +46,7 @@ class Scheduler:
     ) -> None:
         self.config, self.model = config, model
         self.counters = Counters()
+        self.meter = Meter()
         self.groups: dict[int, Group] = {}
         self.waiting = WaitingQueue()
         self.live: dict[tuple[int, int], Sequence] = {}
@@ -220,6 +222,7 @@ class Scheduler:
                 del group.leaving[sequence.serial]
         del self.live[sequence.client, sequence.request.handle]
         self.counters.finish(finish.name.lower())
+        self.meter.ended(sequence, finish, now)
 
     # --- steps ---
 
@@ -331,6 +334,11 @@ class Scheduler:
         settled = settle(group, result, now)
         self.counters.output_tokens += int(settled.outbox.count.sum())
         self.counters.dropped_tokens += settled.num_dropped
+        self.meter.gaps(settled.gaps_s)
+        self.meter.took("forward", result.forward_s)
+        self.meter.took("sample", result.compute_s - result.forward_s)
+        for sequence in settled.started:
+            self.meter.started(sequence, now)
         for sequence, finish in settled.finished:
             self._end(sequence, finish, now)
         for sequence in group.returned():
@@ -403,6 +411,8 @@ class Scheduler:
         counters.decode_tokens += draft.num_decode
         counters.prefill_tokens += draft.num_prefill
         counters.preemptions += len(draft.preempted)
+        if draft.num_tokens:
+            self.meter.planned(draft.num_prefill, draft.num_decode)
 
     def _record(self, record: events.Record) -> None:
         if self._journal is not None:

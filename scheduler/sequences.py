@@ -8,12 +8,13 @@ step needs no loop over sequences. Invariants of a running row (see `scheduler.c
     confirmed <= known <= confirmed + plans in flight
 """
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from kvcache.prefix import chain_keys, root_key
-from scheduler.arrays import Int32Array, Int64Array
+from scheduler.arrays import Float64Array, Int32Array, Int64Array
 from scheduler.request import Request
 from scheduler.sampling import INT32_MAX
 
@@ -51,6 +52,9 @@ class Sequence:
     num_cached_tokens: int = 0
     """Prompt tokens taken from the prefix cache when it first started."""
     started_at: float | None = None
+    first_token_at: float | None = None
+    last_token_at: float = math.nan
+    """Before it runs (again); NaN: it has no token yet."""
     num_reported: int = 0
     """Prompt positions whose log-probabilities were sent."""
 
@@ -103,6 +107,8 @@ class RunningColumns:
         self.has_many_ends = np.zeros(num_slots, dtype=np.bool_)
         self.client = column()
         self.handle = column()
+        self.token_at: Float64Array = np.empty(num_slots)
+        """When the last token came; NaN before the first one."""
         self.serial: Int64Array = np.full(num_slots, -1, dtype=np.int64)
         self.sequences: list[Sequence | None] = [None] * num_slots
         self.order: Int32Array = np.empty(0, dtype=np.int32)
@@ -140,6 +146,7 @@ class RunningColumns:
         self.has_many_ends[slot] = len(sequence.end_ids) > END_COLUMNS
         self.client[slot] = sequence.client
         self.handle[slot] = sequence.request.handle
+        self.token_at[slot] = sequence.last_token_at
         self.serial[slot] = sequence.serial
         self.sequences[slot] = sequence
         self._insert(slot, sequence)
@@ -149,6 +156,7 @@ class RunningColumns:
         """Empty the slot; the sequence takes its confirmed tokens along."""
         sequence = self.at(slot)
         sequence.tokens = self.tokens[slot, : self.confirmed[slot]].copy()
+        sequence.last_token_at = float(self.token_at[slot])
         self.sequences[slot] = None
         self.serial[slot] = -1
         self.order = self.order[self.order != slot]

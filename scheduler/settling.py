@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scheduler.arrays import Int32Array, Int64Array, int32
+from scheduler.arrays import Float64Array, Int32Array, Int64Array, int32
 from scheduler.group import Group, Issued
 from scheduler.outbox import Outbox
 from scheduler.plan import LogprobRows, StepResult
@@ -19,6 +19,10 @@ class Settled:
 
     outbox: Outbox
     finished: list[tuple[Sequence, Finish]]
+    started: list[Sequence]
+    """Sequences whose first token this is."""
+    gaps_s: Float64Array
+    """Time since the token before, of each token; NaN for a first one."""
     num_dropped: int
     """Tokens of sequences that had ended meanwhile."""
 
@@ -38,6 +42,8 @@ def settle(group: Group, result: StepResult, now: float) -> Settled:
     slots, tokens, lengths = slot[runs], result.token[runs], length[runs]
     rows.tokens[slots, lengths - 1] = tokens
     rows.confirmed[slots] = lengths
+    gaps_s = now - rows.token_at.take(slots)
+    rows.token_at[slots] = now
     finish = finish_of_tokens(rows, slots, tokens, lengths)
     count = np.ones(len(slots), dtype=np.int32)
     reasons = {int(issued.serial[failed.row]): failed.message for failed in result.failed}
@@ -63,15 +69,18 @@ def settle(group: Group, result: StepResult, now: float) -> Settled:
         late = _late(group, serial[~runs], result.token[~runs], length[~runs], reasons)
         num_dropped = int((~runs).sum()) - len(late)
         outbox = _with_late(outbox, late)
+        gaps_s = np.append(gaps_s, [now - s.last_token_at for s, _ in late])
         finished += [(s, f) for s, f in late if f]
         started += [
             s for s, f in late if f is not Finish.ERROR and len(s.tokens) == s.num_prompt + 1
         ]
+        for sequence, _ in late:
+            sequence.last_token_at = now
     outbox.started += [(s.client, _started(s, now)) for s in started]
     outbox.ended += [(s.client, _ended(s, reasons.get(s.serial, ""))) for s, _ in finished]
     if result.logprobs is not None:
         _attach_logprobs(outbox, group, issued, result.logprobs)
-    return Settled(outbox, finished, num_dropped)
+    return Settled(outbox, finished, started, gaps_s, num_dropped)
 
 
 def _late(

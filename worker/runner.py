@@ -67,6 +67,7 @@ class ModelRunner:
         self._table: SlotTable | None = None
         self._graphs: DecodeGraphs | None = None
         self._scores = PromptScores(config.max_num_seqs)
+        self._forwarded_at = 0.0
         self._sampler: Sampler | None = None
         if config.rank == 0:
             self._sampler = Sampler(
@@ -129,7 +130,7 @@ class ModelRunner:
             ProtocolError: the plan does not follow the last one. Nothing was computed, and the
                 group must be restarted, as after any other error.
         """
-        begin = time.perf_counter()
+        begin = self._forwarded_at = time.perf_counter()
         assert self._table is not None, "allocate comes before execute"
         self._communicator.start_step(plan.step)
         slices = self._table.apply(plan)
@@ -147,6 +148,7 @@ class ModelRunner:
             token=sampled.astype(np.int32),
             logprobs=scores,
             compute_s=time.perf_counter() - begin,
+            forward_s=self._forwarded_at - begin,
         )
 
     def close(self) -> None:
@@ -171,6 +173,7 @@ class ModelRunner:
         sampling = slices.offsets[1:][slices.samples] - 1
         scored = self._scores.wanted(slices)
         hidden = self._forward(slices, np.concatenate((sampling, scored)).astype(np.int64))
+        self._forwarded_at = time.perf_counter()
         parts = self._score_prompts(slices, hidden[len(sampling) :])
         if not len(sampling):
             return np.empty(0, dtype=np.int64), logprobs.joined(parts)
