@@ -81,6 +81,11 @@ class ApiServers:
         self._log.info("api_server_started", number=place.number, pid=place.process.pid)
 
     @property
+    def pids(self) -> list[int]:
+        """Of those that run."""
+        return [place.process.pid for place in self._places if place.process is not None]
+
+    @property
     def fds(self) -> list[int]:
         """Readable when there is something to `look` at."""
         found = []
@@ -131,6 +136,7 @@ class ApiServers:
         """Take no more connections, let answers be given for `timeout_s`, then kill."""
         self._listener.close()
         processes = [place.process for place in self._places if place.process is not None]
+        self._places.clear()
         for process in processes:
             process.ask_to_end()
         deadline = time.monotonic() + timeout_s

@@ -9,6 +9,16 @@ from cluster.errors import AddressError
 BACKLOG = 2048
 """Connections that may wait to be accepted; the kernel's own limit may be lower."""
 
+SILENCE_S = 120
+"""A caller that takes nothing for this long, or whose host is gone, is cut off."""
+
+_OF_CONNECTIONS = (
+    (socket.TCP_USER_TIMEOUT, SILENCE_S * 1000),
+    (socket.TCP_KEEPIDLE, SILENCE_S // 2),
+    (socket.TCP_KEEPINTVL, SILENCE_S // 8),
+)
+"""Connections inherit them from the socket that accepts them (tcp(7))."""
+
 
 class Listener:
     """A listening socket, and how others call it."""
@@ -33,20 +43,15 @@ class Listener:
             )
         except OSError as error:
             raise AddressError(_why_not(host, port, error)) from error
-
-    @property
-    def port(self) -> int:
-        return int(self.socket.getsockname()[1])
-
-    @property
-    def url(self) -> str:
-        host = str(self.socket.getsockname()[0])
-        return f"http://[{host}]:{self.port}" if ":" in host else f"http://{host}:{self.port}"
-
-    @property
-    def is_loopback(self) -> bool:
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _OF_CONNECTIONS:
+            self.socket.setsockopt(socket.IPPROTO_TCP, option, value)
+        bound, self.port = self.socket.getsockname()[:2]
+        self.url = (
+            f"http://[{bound}]:{self.port}" if ":" in bound else f"http://{bound}:{self.port}"
+        )
+        self.is_loopback = ipaddress.ip_address(bound).is_loopback
         """Whether only this machine can reach it."""
-        return ipaddress.ip_address(self.socket.getsockname()[0]).is_loopback
 
     def close(self) -> None:
         """End our own copy; may be called twice."""
