@@ -74,7 +74,8 @@ class HttpConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         AtLeastOne, setting("Threads of each process for templates, token ids and grammars.")
     ] = 2
     tool_parser: Annotated[
-        str, setting("Format of tool calls; `auto`: by the model's chat template.")
+        Literal["auto", "hermes", "llama3", "none"],
+        setting("Format of tool calls; `auto`: by the model's chat template."),
     ] = "auto"
     otlp_endpoint: Annotated[
         str, setting("Where traces go (OTLP over HTTP). Default: nowhere.")

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from starlette.requests import Request
@@ -33,6 +33,8 @@ class ApiServer:
         """Calls that are not answered yet, by our own id, such as "cmpl-…"."""
         self.created = int(time.time())
         """When this process began, in seconds since 1970."""
+        self.chat_templates: Mapping[str, str] = {}
+        """The model's own, by name."""
         self.is_ending = False
         """Whether this process was asked to end: streams without an end of their own end."""
         self._digest = ""
@@ -94,6 +96,7 @@ class ApiServer:
             files = await self.engine.tokenizer_files()
             if files is not None:
                 self.pool.set_files(files)
+            self.chat_templates = {} if files is None else files.chat_templates
             self._digest = info.tokenizer_digest
         return info
 

@@ -11,6 +11,7 @@ from cluster.api.chat_body import ChatBody
 from cluster.api.conversation import chat_ids, num_chars
 from cluster.api.generation import begin_generation
 from cluster.api.sampling import chat_sampling
+from cluster.api.tools.chat import chat_tool_use
 from cluster.frontend.draft import Draft
 from cluster.frontend.tokenizer import Tokenizer
 from scheduler.errors import InvalidRequest
@@ -24,16 +25,28 @@ async def create_chat_completion(request: Request, body: ChatBody) -> Response:
     generation = await begin_generation(request, body, "chatcmpl")
     info, engine = generation.info, generation.server.engine
     sampling = chat_sampling(body, engine.default_sampling(), info.defaults)
+    tool_use = chat_tool_use(
+        body.tools,
+        body.tool_choice,
+        is_parallel=body.parallel_tool_calls,
+        parser=generation.server.config.tool_parser,
+        templates=generation.server.chat_templates,
+    )
+    if tool_use is not None:
+        sampling = tool_use.guided(sampling)
+    tools = None if tool_use is None else tool_use.described
     drafting = generation.drafting(sampling)
 
     def drafts(tokenizer: Tokenizer | None) -> Sequence[Draft]:
         try:
-            return [drafting.draft(chat_ids(body, tokenizer), tokenizer)]
+            return [drafting.draft(chat_ids(body, tokenizer, tools), tokenizer)]
         except InvalidRequest as error:
             if error.param == "prompt":
                 error.param = "messages"
             raise
 
     call = await generation.call(drafts, num_chars=num_chars(body.messages))
-    answer = ChatAnswer(call, body, created=generation.created, model=generation.model)
+    answer = ChatAnswer(
+        call, body, created=generation.created, model=generation.model, tool_use=tool_use
+    )
     return await generation.answer(call, answer)

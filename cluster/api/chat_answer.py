@@ -12,12 +12,17 @@ from cluster.api.chat_shapes import (
     ChatCompletion,
     ChatDelta,
     ChatMessage,
+    FinishReason,
     chat_logprobs,
+    tool_call,
+    tool_call_delta,
 )
 from cluster.api.chunk_frame import ChunkFrame
 from cluster.api.completion_shapes import prompt_logprobs
 from cluster.api.growth import Growth, OutputReader
 from cluster.api.token_logprobs import LogprobReader, prompt_entries
+from cluster.api.tools.growth import AnswerGrowth, growth_of
+from cluster.api.tools.use import ToolUse
 from cluster.api.usage import usage_of
 from cluster.frontend.requests import LiveOutput
 
@@ -25,13 +30,22 @@ from cluster.frontend.requests import LiveOutput
 class ChatAnswer:
     """Reads the outputs of a call, which has one prompt."""
 
-    def __init__(self, call: Call, body: ChatBody, *, created: int, model: str) -> None:
+    def __init__(
+        self,
+        call: Call,
+        body: ChatBody,
+        *,
+        created: int,
+        model: str,
+        tool_use: ToolUse | None = None,
+    ) -> None:
         self._call, self._body = call, body
         self._created, self._model = created, model
         (self._request,) = call.requests
         self._readers = [
             OutputReader(output, self._logprobs(output)) for output in self._request.outputs
         ]
+        self._parsers = [None if tool_use is None else tool_use.parser() for _ in self._readers]
         self._has_begun = [False] * len(self._readers)
         self._frame = ChunkFrame(
             call, body, kind="chat.completion.chunk", created=created, model=model
@@ -71,12 +85,17 @@ class ChatAnswer:
         )
 
     def _choice(self, index: int, growth: Growth) -> ChatChoice:
-        assert growth.finish_reason is not None
+        said = self._said(index, growth)
+        finish_reason = self._finish_reason(index, growth)
+        assert finish_reason is not None
         return ChatChoice(
             index=index,
-            message=ChatMessage(content=growth.text),
+            message=ChatMessage(
+                content=said.content or None if said.calls else said.content,
+                tool_calls=[tool_call(call) for call in said.calls] or UNSET,
+            ),
             logprobs=None if growth.entries is None else chat_logprobs(growth.entries),
-            finish_reason=growth.finish_reason,
+            finish_reason=finish_reason,
             stop_reason=growth.stop_reason,
             token_ids=growth.token_ids if self._body.return_token_ids else UNSET,
         )
@@ -90,16 +109,36 @@ class ChatAnswer:
                 delta=ChatDelta(role="assistant", content=""),
                 prompt_token_ids=self._request.draft.prompt_token_ids if shows_ids else UNSET,
             )
-        if not growth.is_visible and not shows_ids:
+        said = self._said(index, growth)
+        is_visible = said.content or said.calls or growth.entries or growth.finish_reason
+        if not is_visible and not shows_ids:
             return
         yield ChatChunkChoice(
             index=index,
-            delta=ChatDelta(content=growth.text) if growth.text else ChatDelta(),
+            delta=ChatDelta(
+                content=said.content or UNSET,
+                tool_calls=[tool_call_delta(call) for call in said.calls] or UNSET,
+            ),
             logprobs=None if growth.entries is None else chat_logprobs(growth.entries),
-            finish_reason=growth.finish_reason,
+            finish_reason=self._finish_reason(index, growth),
             stop_reason=growth.stop_reason if growth.finish_reason else UNSET,
             token_ids=growth.token_ids if shows_ids else UNSET,
         )
+
+    def _said(self, index: int, growth: Growth) -> AnswerGrowth:
+        """Content and calls of what an output gained."""
+        parser = self._parsers[index]
+        if parser is None:
+            return AnswerGrowth(growth.text, [])
+        events = parser.feed(growth.text)
+        return growth_of([*events, *parser.flush()] if growth.finish_reason else events)
+
+    def _finish_reason(self, index: int, growth: Growth) -> FinishReason | None:
+        """After `_said`. A call that was cut is an answer that was cut."""
+        parser = self._parsers[index]
+        if growth.finish_reason == "stop" and parser is not None and parser.num_calls:
+            return "tool_calls"
+        return growth.finish_reason
 
     def _logprobs(self, output: LiveOutput) -> LogprobReader | None:
         if not self._body.logprobs:

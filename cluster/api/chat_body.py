@@ -6,6 +6,7 @@ from typing import Annotated, TypeAlias
 from pydantic import Field, SkipValidation, WithJsonSchema
 
 from cluster.api.generation_body import GenerationBody, Int
+from cluster.api.tools.schema import MAX_TOOLS, ChatTool, ChatToolChoice
 
 _PART = {
     "type": "object",
@@ -39,6 +40,18 @@ class ChatBody(GenerationBody):
     logprobs: bool | None = Field(None, description="Log-probabilities of the answer's tokens.")
     top_logprobs: int | None = Field(
         None, description="With `logprobs`: that many likeliest tokens of each, 0 to 20."
+    )
+
+    tools: list[ChatTool] | None = Field(
+        default=None,
+        description="Functions that the model may call; at most 128.",
+        max_length=MAX_TOOLS,
+    )
+    tool_choice: ChatToolChoice | None = Field(
+        None, description="none, auto, required, or one function. auto if left out."
+    )
+    parallel_tool_calls: bool | None = Field(
+        None, description="Whether one answer may hold several calls. True."
     )
 
     add_generation_prompt: bool | None = Field(

@@ -7,6 +7,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from cluster.api.completion_shapes import PromptLogprob
 from cluster.api.token_logprobs import ShownToken, TokenEntry
+from cluster.api.tools.growth import CallGrowth
 from cluster.api.usage import Usage
 
 
@@ -33,12 +34,27 @@ class ChatLogprobs(Struct, frozen=True, kw_only=True):
     refusal: None = None
 
 
+class CalledFunction(Struct, frozen=True, kw_only=True):
+    name: str
+    arguments: str
+    """JSON, if the model wrote JSON and was not cut."""
+
+
+class ToolCall(Struct, frozen=True, kw_only=True):
+    """A call that the model wants made."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
 class ChatMessage(Struct, frozen=True, kw_only=True):
     """What the assistant says."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
     refusal: None = None
+    tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
@@ -72,12 +88,28 @@ class ChatCompletion(Struct, frozen=True, kw_only=True):
     """Only with `return_token_ids`."""
 
 
+class FunctionDelta(Struct, frozen=True, kw_only=True):
+    name: str | UnsetType = UNSET
+    arguments: str
+    """The next piece."""
+
+
+class ToolCallDelta(Struct, frozen=True, kw_only=True):
+    """What a call gained; id, type and name are in its first delta alone."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: FunctionDelta
+
+
 class ChatDelta(Struct, frozen=True, kw_only=True):
     """What an answer gained."""
 
     role: Literal["assistant"] | UnsetType = UNSET
     """In the first chunk of each answer."""
     content: str | UnsetType | None = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct, frozen=True, kw_only=True):
@@ -105,6 +137,25 @@ def chat_logprobs(entries: Sequence[TokenEntry]) -> ChatLogprobs:
             )
             for entry in entries
         ]
+    )
+
+
+def tool_call(growth: CallGrowth) -> ToolCall:
+    """A call that is whole."""
+    assert growth.call_id is not None
+    assert growth.name is not None
+    function = CalledFunction(name=growth.name, arguments=growth.arguments)
+    return ToolCall(id=growth.call_id, function=function)
+
+
+def tool_call_delta(growth: CallGrowth) -> ToolCallDelta:
+    if growth.call_id is None or growth.name is None:
+        return ToolCallDelta(index=growth.index, function=FunctionDelta(arguments=growth.arguments))
+    return ToolCallDelta(
+        index=growth.index,
+        id=growth.call_id,
+        type="function",
+        function=FunctionDelta(name=growth.name, arguments=growth.arguments),
     )
 
 

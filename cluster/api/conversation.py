@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from cluster.api.chat_body import ChatBody
+from cluster.api.tools.shown import as_shown, has_calls, template_for_tools
 from cluster.frontend.tokenizer import Tokenizer
 from scheduler.errors import InvalidRequest
 
@@ -26,8 +27,12 @@ def chat_ids(
             "/v1/completions",
             param="messages",
         )
+    messages = with_known_roles(body.messages)
+    if tools or has_calls(messages):
+        template = template_for_tools(tokenizer.files.chat_templates, has_tools=bool(tools))
+        messages, tools = as_shown(messages, tools or (), template)
     return tokenizer.encode_chat(
-        with_known_roles(body.messages),
+        messages,
         tools=tools,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=bool(body.continue_final_message),

@@ -15,7 +15,6 @@ from cluster.api.errors import bad_request
 
 ACCEPTED = frozenset(
     {
-        "parallel_tool_calls",
         "prediction",
         "prompt_cache_key",
         "prompt_cache_retention",

@@ -1,6 +1,7 @@
 """Showing tools, earlier calls and their results to a model through its chat template."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 
 from cluster.api.tools.formats import HERMES
@@ -20,6 +21,42 @@ For each function call, answer with an object of the function's name and argumen
 <tool_call>
 {{"name": <function-name>, "arguments": <arguments-object>}}
 </tool_call>"""
+
+
+_TOOLS_IN_TEMPLATE = re.compile(r"\{[{%][^{}]*\btools\b")
+
+
+def template_for_tools(templates: Mapping[str, str], *, has_tools: bool = True) -> str:
+    """The source of the chat template that `Tokenizer` renders with."""
+    return (has_tools and templates.get("tool_use")) or templates.get("default", "")
+
+
+def has_calls(messages: object) -> bool:
+    """Whether a conversation holds calls or their results."""
+    if not isinstance(messages, list):
+        return False
+    return any(
+        isinstance(message, dict) and (message.get("tool_calls") or message.get("role") == "tool")
+        for message in messages
+    )
+
+
+def knows_tools(template: str) -> bool:
+    """Whether a template looks at the tools that it is given."""
+    return _TOOLS_IN_TEMPLATE.search(template) is not None
+
+
+def as_shown(
+    messages: Sequence[Mapping[str, object]],
+    tools: Sequence[Mapping[str, object]],
+    template: str,
+) -> tuple[list[Message], Sequence[Mapping[str, object]] | None]:
+    """Messages and tools to render with a template: as they are if it knows tools, or else
+    everything about tools written into the messages."""
+    unpacked = with_unpacked_arguments(messages)
+    if knows_tools(template):
+        return unpacked, tools or None
+    return as_plain_turns(unpacked, tools), None
 
 
 def with_unpacked_arguments(messages: Sequence[Mapping[str, object]]) -> list[Message]:
