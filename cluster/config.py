@@ -366,8 +366,6 @@ def add_http_arguments(parser: argparse.ArgumentParser) -> None:
 def load_config(
     arguments: argparse.Namespace | None = None,
     environ: Mapping[str, str] | None = None,
-    *,
-    defaults: Mapping[str, object] | None = None,
     **keywords: object,
 ) -> EngineConfig:
     """Settings of the file, then the environment, then the arguments, then the keywords.
@@ -376,19 +374,33 @@ def load_config(
         arguments: parsed by a parser that went through `add_arguments`; other names in it are
             ignored.
         environ: by default this process's environment.
-        defaults: what a command sets where nobody else does.
 
     Raises:
         ConfigError: see `config_from`.
     """
-    variables = os.environ if environ is None else environ
-    spoken = {} if arguments is None else vars(arguments)
-    values = dict(defaults or {})
-    values |= _of_file(spoken, variables, but=_HTTP_HINTS)
-    values |= {name: variables[key] for key, name in ENVIRONMENT.items() if variables.get(key)}
-    values |= {name: value for name, value in spoken.items() if name in _HINTS}
+    values = _found(arguments, environ)
     values |= {name: value for name, value in keywords.items() if value is not None}
     return config_from(values)
+
+
+def load_config_over(
+    defaults: Mapping[str, object],
+    arguments: argparse.Namespace | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> EngineConfig:
+    """The same, over what a command sets where nobody else does."""
+    return config_from({**defaults, **_found(arguments, environ)})
+
+
+def _found(
+    arguments: argparse.Namespace | None, environ: Mapping[str, str] | None
+) -> dict[str, object]:
+    variables = os.environ if environ is None else environ
+    spoken = {} if arguments is None else vars(arguments)
+    values = _of_file(spoken, variables, but=_HTTP_HINTS)
+    values |= {name: variables[key] for key, name in ENVIRONMENT.items() if variables.get(key)}
+    values |= {name: value for name, value in spoken.items() if name in _HINTS}
+    return values
 
 
 def load_http_config(

@@ -5,7 +5,7 @@ import sys
 from contextlib import ExitStack
 
 from cluster.announcements import ClusterReady
-from cluster.config import load_config, load_http_config
+from cluster.config import load_config_over, load_http_config
 from cluster.errors import StartInterrupted
 from cluster.supervisor_main import run_cluster
 from stoker.cli import EXIT_INTERRUPTED, EXIT_OK
@@ -21,7 +21,7 @@ def serve(arguments: argparse.Namespace) -> int:
 
     Its first line on standard output is the address for clients; a second one that of HTTP.
     """
-    config = with_model_at_hand(load_config(arguments, defaults={"drain_s": DRAIN_S}))
+    config = with_model_at_hand(load_config_over({"drain_s": DRAIN_S}, arguments))
     with ExitStack() as until_end:
 
         def tell(ready: ClusterReady) -> None:

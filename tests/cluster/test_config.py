@@ -14,6 +14,7 @@ from cluster.config import (
     encode_config,
     http_config_from,
     load_config,
+    load_config_over,
     load_http_config,
 )
 from cluster.http_config import HttpConfig
@@ -120,9 +121,11 @@ def test_what_a_command_sets_by_itself_yields_to_everything(tmp_path: Path) -> N
     path = tmp_path / "stoker.toml"
     path.write_text("drain_s = 3\n")
 
-    assert load_config(parse(), {}, defaults={"drain_s": 9.0}).drain_s == 9.0
-    assert load_config(parse("--drain-s", "0"), {}, defaults={"drain_s": 9.0}).drain_s == 0.0
-    assert load_config(None, {"STOKER_CONFIG": str(path)}, defaults={"drain_s": 9.0}).drain_s == 3.0
+    own = {"drain_s": 9.0}
+
+    assert load_config_over(own, parse(), {}).drain_s == 9.0
+    assert load_config_over(own, parse("--drain-s", "0"), {}).drain_s == 0.0
+    assert load_config_over(own, None, {"STOKER_CONFIG": str(path)}).drain_s == 3.0
 
 
 def test_a_missing_file_is_named() -> None:
