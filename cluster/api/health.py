@@ -19,10 +19,12 @@ async def health(request: Request) -> JSONResponse:
     """Liveness: the engine's loop answers, however busy it is. Restart what fails this.
 
     200 also while the model is loaded and while running answers are finished before the end;
-    503 if the engine has not answered within `health_timeout_s`. Needs no key.
+    503 if the engine has not answered within `health_timeout_s`, or cannot recover by itself.
+    Needs no key.
     """
-    server = server_of(request)
-    status = await _ask(server)
+    status = await _ask(server_of(request))
+    if status.state == "failed":
+        raise ApiError("no worker group is left, and none will come", NOT_READY)
     return JSONResponse({"status": "ok", "engine": status.state})
 
 
