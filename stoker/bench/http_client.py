@@ -8,22 +8,12 @@ what a load needs: requests with a body and a length, kept-alive connections, TL
 import asyncio
 import ssl
 from collections.abc import Callable, Mapping
-from typing import Protocol
 from urllib.parse import urlsplit
 
 import httptools
 
 from stoker.bench.errors import BenchError
-
-Clock = Callable[[], float]
-
-
-class Listener(Protocol):
-    """Takes one answer in; `Reply` is one, and `WholeBody`."""
-
-    def head(self, status: int, headers: Mapping[str, str]) -> None: ...
-    def feed(self, data: bytes, now: float) -> None: ...
-    def end(self) -> None: ...
+from stoker.bench.stream import Clock, Listener
 
 
 class WholeBody:

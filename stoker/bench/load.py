@@ -10,9 +10,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
-from stoker.bench.http_client import Clock, Listener
 from stoker.bench.record import Outcome, Record, record_of
-from stoker.bench.stream import Reply
+from stoker.bench.stream import Clock, Listener, Reply
 
 
 class Post(Protocol):

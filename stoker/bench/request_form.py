@@ -84,7 +84,7 @@ class RequestForm:
         if isinstance(prompt, str):
             return [{"role": "user", "content": prompt}] if is_chat else prompt
         if prompt and isinstance(prompt[0], dict):
-            texts = [str(turn.get("content", "")) for turn in prompt if isinstance(turn, dict)]
+            texts = [str(turn.get("content", "")) for turn in prompt]
             return prompt if is_chat else "\n\n".join(texts)
         if is_chat:
             raise BadRequestForm(

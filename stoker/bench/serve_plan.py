@@ -12,11 +12,11 @@ from time import process_time
 from stoker.bench.arrivals import arrival_times
 from stoker.bench.errors import BenchError
 from stoker.bench.figures import figures_of, warnings_of
-from stoker.bench.http_client import Clock
 from stoker.bench.load import Load, Pace, Post, Run, Sending
 from stoker.bench.progress import requests_bar
 from stoker.bench.report import Point
 from stoker.bench.request_form import RequestForm
+from stoker.bench.stream import Clock
 from stoker.bench.workload import Recorded, Workload, short_calls
 
 

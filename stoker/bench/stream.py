@@ -5,7 +5,8 @@ noted. How many tokens there were is what the server's `usage` says. A chunk is 
 servers send several tokens at once, or the halves of one character.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Protocol
 
 import msgspec
 from msgspec import Struct
@@ -66,7 +67,19 @@ class Chunk(Struct, frozen=True):
 
     choices: list[Choice] = []
     usage: Usage | None = None
-    error: msgspec.Raw | None = None
+    error: object = None
+
+
+Clock = Callable[[], float]
+"""Seconds that only ever rise."""
+
+
+class Listener(Protocol):
+    """Takes one answer in; `Reply` is one."""
+
+    def head(self, status: int, headers: Mapping[str, str]) -> None: ...
+    def feed(self, data: bytes, now: float) -> None: ...
+    def end(self) -> None: ...
 
 
 _CHUNKS = msgspec.json.Decoder(Chunk)
@@ -158,7 +171,7 @@ class Reply:
         except msgspec.DecodeError:
             self._trouble = "unreadable chunk"
             return
-        if chunk.error is not None and bytes(chunk.error) != b"null":
+        if chunk.error is not None:
             self._trouble = "error in the stream"
             return
         if chunk.usage is not None:
