@@ -18,6 +18,7 @@ from cluster.api import (
     live_route,
     models_route,
     page_route,
+    responses,
     tokens_route,
 )
 from cluster.api.api_server import ApiServer
@@ -30,6 +31,7 @@ from scheduler.errors import InvalidRequest
 ROUTERS: Sequence[APIRouter] = (
     chat.router,
     completions.router,
+    responses.router,
     models_route.router,
     tokens_route.router,
     cancel.router,

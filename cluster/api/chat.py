@@ -34,12 +34,19 @@ async def create_chat_completion(request: Request, body: ChatBody) -> Response:
     )
     if tool_use is not None:
         sampling = tool_use.guided(sampling)
-    tools = None if tool_use is None else tool_use.described
     drafting = generation.drafting(sampling)
 
     def drafts(tokenizer: Tokenizer | None) -> Sequence[Draft]:
         try:
-            return [drafting.draft(chat_ids(body, tokenizer, tools), tokenizer)]
+            ids = chat_ids(
+                tokenizer,
+                body.messages,
+                tools=None if tool_use is None else tool_use.described,
+                add_generation_prompt=body.add_generation_prompt,
+                continue_final_message=body.continue_final_message,
+                template_options=body.chat_template_kwargs,
+            )
+            return [drafting.draft(ids, tokenizer)]
         except InvalidRequest as error:
             if error.param == "prompt":
                 error.param = "messages"

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 
-from cluster.api.chat_body import ChatBody
 from cluster.api.tools.shown import as_shown, has_calls, template_for_tools
 from cluster.frontend.tokenizer import Tokenizer
 from scheduler.errors import InvalidRequest
@@ -12,11 +11,15 @@ _ROLES = {"developer": "system"}
 
 
 def chat_ids(
-    body: ChatBody,
     tokenizer: Tokenizer | None,
+    messages: object,
+    *,
     tools: Sequence[Mapping[str, object]] | None = None,
+    add_generation_prompt: bool | None = None,
+    continue_final_message: bool | None = None,
+    template_options: Mapping[str, object] | None = None,
 ) -> list[int]:
-    """Token ids of a conversation.
+    """Token ids of a conversation. Args as those of `Tokenizer.encode_chat`.
 
     Raises:
         InvalidRequest: the messages are not what they should be, or the template refused them.
@@ -27,16 +30,16 @@ def chat_ids(
             "/v1/completions",
             param="messages",
         )
-    messages = with_known_roles(body.messages)
-    if tools or has_calls(messages):
+    known = with_known_roles(messages)
+    if tools or has_calls(known):
         template = template_for_tools(tokenizer.files.chat_templates, has_tools=bool(tools))
-        messages, tools = as_shown(messages, tools or (), template)
+        known, tools = as_shown(known, tools or (), template)
     return tokenizer.encode_chat(
-        messages,
+        known,
         tools=tools,
-        add_generation_prompt=body.add_generation_prompt,
-        continue_final_message=bool(body.continue_final_message),
-        template_options=body.chat_template_kwargs,
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=bool(continue_final_message),
+        template_options=template_options,
     )
 
 

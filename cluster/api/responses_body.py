@@ -119,4 +119,9 @@ class ResponsesBody(GenerationBody):
         None, description="Refused: nothing is stored. Send the whole conversation as `input`."
     )
     conversation: Anything = Field(None, description="Refused, for the same reason.")
+    max_tool_calls: Anything = Field(None, description="Accepted; no tools are run here.")
     prompt: Anything = Field(None, description="Refused: there are no stored prompts.")
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return "message.output_text.logprobs" in (self.include or ())

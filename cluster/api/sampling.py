@@ -29,14 +29,14 @@ def completion_sampling(body: CompletionBody, defaults: SamplingParams) -> Sampl
     wanted: dict[str, object] = {"logprobs": body.logprobs}
     if is_scoring(body):
         wanted |= {"max_tokens": 1, "min_tokens": 0, "temperature": 0.0}
-    sampling = _merged(body, defaults, wanted)
+    sampling = merged(body, defaults, wanted)
     if body.echo and sampling.logprobs is not None:
         most = max(sampling.logprobs, sampling.prompt_logprobs or 0)
         sampling = replace(sampling, prompt_logprobs=most)
     if body.best_of is None:
         return sampling
     num_outputs = sampling.n
-    with _naming("n", "best_of"):
+    with naming("n", "best_of"):
         sampling = replace(sampling, n=body.best_of)
     if sampling.n < num_outputs:
         raise bad_request(f"best_of={sampling.n} is below n={num_outputs}", "best_of")
@@ -77,8 +77,8 @@ def chat_sampling(
     limit = newer if older is None else older
     base = replace(defaults, max_tokens=of_model.max_tokens)
     logprobs = body.top_logprobs or 0 if body.logprobs else None
-    with _naming("max_tokens", "max_completion_tokens" if older is None else "max_tokens"):
-        return _merged(body, base, {"logprobs": logprobs, "max_tokens": limit})
+    with naming("max_tokens", "max_completion_tokens" if older is None else "max_tokens"):
+        return merged(body, base, {"logprobs": logprobs, "max_tokens": limit})
 
 
 def is_scoring(body: CompletionBody) -> bool:
@@ -98,7 +98,7 @@ def check_shared(body: GenerationBody, sampling: SamplingParams) -> None:
         raise bad_request("prompt_logprobs cannot be streamed; use stream=false", "prompt_logprobs")
 
 
-def _merged(
+def merged(
     body: GenerationBody, defaults: SamplingParams, wanted: dict[str, object]
 ) -> SamplingParams:
     given = {name: getattr(body, name) for name in _SHARED} | wanted
@@ -106,7 +106,7 @@ def _merged(
 
 
 @contextmanager
-def _naming(ours: str, theirs: str) -> Iterator[None]:
+def naming(ours: str, theirs: str) -> Iterator[None]:
     """Errors about our field name the caller's."""
     try:
         yield

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cluster.api.api_server import ApiServer, server_of
-from cluster.api.chat_body import ChatBody, MessagesField
+from cluster.api.chat_body import MessagesField
 from cluster.api.conversation import chat_ids, num_chars
 from cluster.api.errors import bad_request
 from cluster.frontend.tokenizer import Tokenizer
@@ -119,13 +119,14 @@ def _ids(body: TokenizeBody, tokenizer: Tokenizer) -> list[int]:
     if body.prompt is not None:
         adds_special = body.add_special_tokens is not False
         return tokenizer.encode(body.prompt, add_special_tokens=adds_special)
-    chat = ChatBody(
-        messages=body.messages or [],
+    return chat_ids(
+        tokenizer,
+        body.messages or [],
+        tools=body.tools,
         add_generation_prompt=body.add_generation_prompt,
         continue_final_message=body.continue_final_message,
-        chat_template_kwargs=body.chat_template_kwargs,
+        template_options=body.chat_template_kwargs,
     )
-    return chat_ids(chat, tokenizer, body.tools)
 
 
 def _json(answer: Struct) -> Response:
