@@ -8,10 +8,10 @@ import argparse
 import statistics
 import time
 
-from bench.peak_memory import PeakMemory
 from bench.report import ROOT, header, percentile, table
 from bench.traces import Traced, read_trace
 from stoker import LLM, SamplingParams
+from stoker.bench.peak_memory import PeakMemory
 
 
 def greedy(tokens: int) -> SamplingParams:

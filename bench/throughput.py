@@ -14,10 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from bench.peak_memory import PeakMemory
 from bench.report import ROOT, header, percentile, table
 from bench.traces import Traced, read_trace
 from stoker import LLM, SamplingParams
+from stoker.bench.offline import run_batch
+from stoker.bench.peak_memory import PeakMemory
 
 
 @dataclass(slots=True)
@@ -84,27 +85,18 @@ class Peer:
 
 
 def run_ours(llm: LLM, trace: list[Traced], figures: Figures, without: int | None = None) -> None:
-    started = time.perf_counter()
-    with PeakMemory(without=without) as peak:
-        outputs = llm.generate(
-            [{"prompt_token_ids": item.prompt_token_ids} for item in trace],
-            [
-                SamplingParams(temperature=0.0, max_tokens=item.max_tokens, ignore_eos=True)
-                for item in trace
-            ],
-            use_tqdm=False,
-        )
-    seconds = time.perf_counter() - started
-    made = [len(output.outputs[0].token_ids) for output in outputs]
+    greedy = SamplingParams(temperature=0.0, ignore_eos=True)
+    batch = run_batch(llm.client, [item.as_call for item in trace], greedy, without_pid=without)
+    made = [len(output.outputs[0].token_ids) for output in batch.outputs]
     assert made == [item.max_tokens for item in trace], "a request ended early"
-    figures.seconds.append(seconds)
-    ttfts = [output.metrics.ttft_s for output in outputs]
+    figures.seconds.append(batch.wall_s)
+    ttfts = [output.metrics.ttft_s for output in batch.outputs]
     figures.ttft_s += [ttft for ttft in ttfts if ttft is not None]
-    itls = [gap for output in outputs for gap in output.metrics.itl_s]
+    itls = [gap for output in batch.outputs for gap in output.metrics.itl_s]
     figures.itl_s += itls
     if len(trace) == 1:
         figures.decode_rate.append(len(itls) / sum(itls))
-    figures.peak_bytes = max(figures.peak_bytes, peak.bytes)
+    figures.peak_bytes = max(figures.peak_bytes, batch.peak_bytes)
 
 
 def main() -> None:

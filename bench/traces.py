@@ -1,20 +1,12 @@
-"""Request traces: a JSON list of objects with `prompt_token_ids` and `max_tokens`."""
+"""The traces of `bench/workloads`; each request produces exactly `max_tokens` tokens, greedily."""
 
-import json
-from dataclasses import dataclass
 from pathlib import Path
 
 from bench.report import ROOT
+from stoker.bench import trace
+from stoker.bench.trace import Traced
 
 WORKLOADS = ROOT / "bench" / "workloads"
-
-
-@dataclass(frozen=True, slots=True)
-class Traced:
-    """One request of a trace; it produces exactly `max_tokens` tokens, greedily."""
-
-    prompt_token_ids: list[int]
-    max_tokens: int
 
 
 def read_trace(name: str) -> list[Traced]:
@@ -26,4 +18,4 @@ def read_trace(name: str) -> list[Traced]:
             names = ", ".join(sorted(p.stem for p in WORKLOADS.glob("*.json")))
             raise SystemExit(f"no trace {name}; there are {names}")
         path = found[0]
-    return [Traced(**item) for item in json.loads(path.read_text())]
+    return trace.read_trace(path)
