@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from cluster.api.calls import Call
 from cluster.api.errors import NOT_READY, SHUTTING_DOWN, UNKNOWN_MODEL, ApiError
-from cluster.api.exchange import note_call
+from cluster.api.exchange import Exchange, note_call
 from cluster.api.step_audience import StepAudience
 from cluster.frontend.draft import Draft
 from cluster.frontend.loop_client import LoopClient
@@ -37,12 +37,18 @@ class ApiServer:
         """The model's own, by name."""
         self.is_ending = False
         """Whether this process was asked to end: streams without an end of their own end."""
+        self.observers: list[Callable[[Exchange], None]] = []
+        """Told of each HTTP exchange that is over."""
         self._digest = ""
 
     @property
     def is_leaving(self) -> bool:
         """Whether what runs is finished, and nothing new is taken."""
         return self.is_ending or (self.engine.info is not None and bool(self.engine.news))
+
+    def observe(self, exchange: Exchange) -> None:
+        for observer in self.observers:
+            observer(exchange)
 
     def leave(self) -> None:
         """This process was asked to end."""

@@ -5,7 +5,7 @@ from starlette.types import ASGIApp
 
 from cluster.api.api_server import ApiServer
 from cluster.api.auth import KeyGuard
-from cluster.api.exchange import REQUEST_ID, Exchange, ExchangeLog
+from cluster.api.exchange import REQUEST_ID, ExchangeLog
 from cluster.api.limits import BodyLimit
 from cluster.logs import EventLog
 
@@ -26,10 +26,7 @@ def guarded(app: ASGIApp, server: ApiServer) -> ASGIApp:
     return ExchangeLog(
         app,
         is_leaving=lambda: server.is_leaving,
-        observe=_observe,
+        observe=server.observe,
         log=EventLog("api"),
     )
 
-
-def _observe(exchange: Exchange) -> None:
-    pass

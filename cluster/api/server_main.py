@@ -52,7 +52,8 @@ async def serve(launch: ApiServerLaunch) -> None:
             server_key=launch.server_key,
         )
     )
-    server = ApiServer(launch.http, engine, TokenizerPool(launch.http.encode_threads))
+    pool = TokenizerPool(launch.http.encode_threads)
+    server = ApiServer(launch.http, engine, pool)
     app = guarded(create_app(server), server)
     http = LeavingServer(
         uvicorn_config(app, launch.http),
@@ -62,6 +63,7 @@ async def serve(launch: ApiServerLaunch) -> None:
         cut_off=engine.close,
     )
     await http.serve(sockets=[socket.socket(fileno=launch.listen_fd)])
+    pool.close()
 
 
 def uvicorn_config(app: ASGIApp, config: HttpConfig) -> uvicorn.Config:
