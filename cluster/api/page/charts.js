@@ -5,6 +5,9 @@ const { uPlot } = window;
 export const color = (name) =>
   getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
 
+/** Steps of an axis that counts things. */
+export const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000];
+
 const FONT = '11px ui-monospace, SFMono-Regular, Menlo, Consolas, monospace';
 const AXIS_PX = 46;
 
@@ -32,9 +35,12 @@ const inPowers = (least, most) => (_, min, max) => [
   Math.max(most, (max ?? most) * 1.2),
 ];
 
+const isPower = (value) => Number.isInteger(Math.round(Math.log10(value) * 1e6) / 1e6);
+const powersOnly = (_, splits) => splits.map((value) => (isPower(value) ? value : null));
+
 /** Lines over the last `windowS` seconds; the first column of its data is seconds before now.
  *  Each series: {color, fill, points, dash, steps}. */
-export function timeChart(place, { windowS, series, format, least = 1, log = null }) {
+export function timeChart(place, { windowS, series, format, incrs, least = 1, log = null }) {
   const height = 150;
   const lines = series.map((each) => ({
     stroke: () => color(each.color),
@@ -67,6 +73,11 @@ export function timeChart(place, { windowS, series, format, least = 1, log = nul
         axis({
           size: AXIS_PX,
           space: 28,
+          incrs,
+          ...(log && {
+            filter: powersOnly,
+            grid: { stroke: () => color('grid'), width: 1, filter: powersOnly },
+          }),
           values: (_, splits) => splits.map((s) => (s === null ? '' : format(s))),
         }),
       ],
@@ -80,7 +91,7 @@ export function timeChart(place, { windowS, series, format, least = 1, log = nul
 }
 
 /** Columns, one per step; `marks(draw)` may draw over them. */
-export function stepLane(place, { height, series, format, label, least, hasAxis, marks }) {
+export function stepLane(place, { height, series, format, least, hasAxis, incrs, marks }) {
   const bars = uPlot.paths.bars({ size: [0.84, 24], align: 0 });
   const plot = new uPlot(
     {
@@ -95,9 +106,9 @@ export function stepLane(place, { height, series, format, label, least, hasAxis,
       },
       axes: [
         hasAxis
-          ? axis({ size: 24, grid: { show: false }, space: 70, values: hasAxis, incrs: [10, 20, 50, 100] })
+          ? axis({ size: 24, grid: { show: false }, space: 80, values: hasAxis })
           : { show: false },
-        axis({ size: AXIS_PX, space: 26, values: (_, splits) => splits.map(format) }),
+        axis({ size: AXIS_PX, space: 26, incrs, values: (_, splits) => splits.map(format) }),
       ],
       series: [
         {},
@@ -115,7 +126,6 @@ export function stepLane(place, { height, series, format, label, least, hasAxis,
     place,
   );
   plot.root.setAttribute('aria-hidden', 'true');
-  if (label) plot.root.title = label;
   follow(plot, place, height);
   return plot;
 }

@@ -3,8 +3,9 @@
 /** 0.0123 -> "12 ms", 1.5 -> "1.50 s". */
 export function seconds(value) {
   if (value === null || !Number.isFinite(value)) return '–';
+  if (value === 0) return '0';
   if (value >= 10) return `${value.toFixed(1)} s`;
-  if (value >= 1) return `${value.toFixed(2)} s`;
+  if (value >= 1) return `${Number.isInteger(value) ? value : value.toFixed(2)} s`;
   const ms = value * 1000;
   return `${ms >= 10 ? Math.round(ms) : ms.toFixed(1)} ms`;
 }

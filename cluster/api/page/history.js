@@ -23,12 +23,14 @@ export class History {
   #last = new Map(); // group -> its newest row
   #bins = new Map(); // group -> bin number -> sums and peaks
   #ahead = null; // the engine's clock less ours
+  #since = null; // when we began to watch
 
   /** One message of the feed; `local` is our clock. */
   take(news, local) {
     const ahead = news.uptime_s - local;
     if (this.#ahead !== null && ahead < this.#ahead - 5) this.#forget(); // another engine
     this.#ahead = Math.max(this.#ahead ?? ahead, ahead);
+    this.#since ??= news.uptime_s;
     this.groups = news.groups ?? [];
     this.waiting = news.num_waiting ?? 0;
     for (let i = 0; i < (news.step?.length ?? 0); i += 1) this.#add(rowOf(news, i));
@@ -55,7 +57,7 @@ export class History {
     this.#gaps = [];
     this.#last.clear();
     this.#bins.clear();
-    this.#ahead = null;
+    this.#ahead = this.#since = null;
   }
 
   #add(row) {
@@ -179,6 +181,10 @@ export class History {
         out.cached[i] += gauges.cached;
         out.waiting[i] = Math.max(out.waiting[i], gauges.waiting);
       }
+    }
+    const unseen = Math.ceil((this.#since ?? now) / BIN_S) - first - 1;
+    for (const column of [out.output, out.prompt, out.running, out.waiting, out.used, out.cached]) {
+      column.fill(null, 0, Math.max(0, unseen)); // we did not watch then
     }
     out.itl = itl.map((total, i) => (weight[i] ? total / weight[i] : null));
     out.ttft = of(() => null);

@@ -1,6 +1,6 @@
 // The live view: figures, the last steps as columns, charts over time, and the worker groups.
 
-import { color, timeChart } from './charts.js';
+import { WHOLE, color, timeChart } from './charts.js';
 import { StepScope } from './scope.js';
 import { compact, percent, seconds } from './figures.js';
 import { WINDOW_S } from './history.js';
@@ -75,6 +75,7 @@ export class LiveView {
     });
     chart('chart-requests', ['running', 'waiting'], {
       format: compact,
+      incrs: WHOLE,
       least: 4,
       series: [
         { color: 'decode', fill: true, steps: true },
@@ -83,10 +84,11 @@ export class LiveView {
     });
     chart('chart-blocks', ['used', 'cached', 'all'], {
       format: compact,
+      incrs: WHOLE,
       least: 1,
       series: [
         { color: 'decode', fill: true, steps: true },
-        { color: 'cached', steps: true },
+        { color: 'cached-ink', steps: true },
         { color: 'muted', dash: [4, 4] },
       ],
     });
@@ -106,7 +108,7 @@ export class LiveView {
     this.#showGroups(local);
     this.#scope.draw(this.#past.lastSteps(this.#scope.numColumns, this.#group));
     const series = this.#past.series(local, this.#group);
-    series.all = series.ago.map(() => now.blocks || null);
+    series.all = series.used.map((used) => (used === null ? null : now.blocks));
     for (const chart of this.#charts) {
       chart.plot.setData([series.ago, ...chart.names.map((name) => series[name])]);
       const at = chart.plot.cursor.idx ?? series.ago.length - 1;

@@ -1,7 +1,7 @@
 // The step scope: the last steps side by side, one column each, in three lanes. One step can be
 // pointed at, or walked to with the arrow keys, and is then told in words.
 
-import { color, stepLane } from './charts.js';
+import { WHOLE, color, stepLane } from './charts.js';
 import { compact, seconds } from './figures.js';
 
 const COLUMN_PX = 6;
@@ -20,14 +20,20 @@ export class StepScope {
     const marks = (plot) => this.#mark(plot);
     const lane = (id, options) => stepLane(byId(id), { marks, ...options });
     this.#lanes = [
-      lane('lane-decode', { height: 104, series: ['decode'], format: compact, least: 4 }),
-      lane('lane-prefill', { height: 104, series: ['cached', 'prefill'], format: compact, least: 16 }),
+      lane('lane-decode', { height: 104, series: ['decode'], format: compact, incrs: WHOLE, least: 4 }),
+      lane('lane-prefill', {
+        height: 104,
+        series: ['cached', 'prefill'],
+        format: compact,
+        incrs: WHOLE,
+        least: 16,
+      }),
       lane('lane-time', {
         height: 92,
         series: ['time'],
         format: seconds,
         least: 0.005,
-        hasAxis: (_, splits) => splits.map((column) => this.#rowAt(column)?.step ?? ''),
+        hasAxis: (_, splits) => splits.map((column) => this.#age(this.#rowAt(column))),
       }),
     ];
     this.#place.addEventListener('pointermove', (event) => this.#pointAt(event));
@@ -66,6 +72,11 @@ export class StepScope {
 
   #rowAt(column) {
     return this.#rows[column - this.#first];
+  }
+
+  /** How long before the newest step it was. */
+  #age(row) {
+    return row ? `-${(this.#rows.at(-1).time - row.time).toFixed(1)} s` : '';
   }
 
   #choose(row) {
