@@ -27,6 +27,10 @@ def of_validation_error(error: RequestValidationError) -> ApiError:
     if first["type"] == "json_invalid":
         detail = first.get("ctx", {}).get("error", reason)
         return bad_request(f"the body is not JSON: {detail} at character {place[-1]}")
+    if tuple(place) == ("body",) and first["type"] != "missing":
+        if isinstance(first.get("input"), bytes):
+            return bad_request("the body must be JSON, sent with Content-Type: application/json")
+        return bad_request(f"the body must be a JSON object, got {_shown(first.get('input'))}")
     param = ".".join(str(step) for step in place[1:] if step != "body") or None
     name = "the body" if param is None else param
     if first["type"] == "missing":

@@ -6,7 +6,7 @@ expect the text, so those have no entry, unless every token is asked for.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cluster.frontend.detokenizer import Detokenizer
 from cluster.frontend.draft import Draft
@@ -70,6 +70,7 @@ class LogprobReader:
         if draft.tokenizer is not None and draft.sampling.skip_special_tokens:
             self._skipped = draft.tokenizer.special_ids
         self._offsets = _Offsets(draft, skip_special_tokens=draft.sampling.skip_special_tokens)
+        self._is_exact = draft.tokenizer is None or draft.tokenizer.joins_bytes
         self._first_offset = first_offset
         self._num_taken = 0
 
@@ -82,14 +83,23 @@ class LogprobReader:
             is_text = token_id not in self._skipped and self._offsets.here < num_chars
             if not is_text and not self._keeps_all and token_id not in self._skipped:
                 break
+            offset = self._offsets.here
+            added = self._offsets.pass_over(token_id)
             if is_text or self._keeps_all:
-                row = output.logprobs[self._num_taken]
-                assert row is not None, "asked for with the request"
-                offset = self._first_offset + self._offsets.here
-                entries.append(entry_of(row, offset, self._piece_of, self._num_likeliest))
-            self._offsets.pass_over(token_id)
+                entries.append(self._entry(self._num_taken, offset, added))
             self._num_taken += 1
         return entries
+
+    def _entry(self, index: int, offset: int, added: str) -> TokenEntry:
+        row = self._output.logprobs[index]
+        assert row is not None, "asked for with the request"
+        entry = entry_of(row, self._first_offset + offset, self._piece_of, self._num_likeliest)
+        piece, text = entry.token.piece, added.encode()
+        may_lose_space = offset == 0 and (text or not piece.strip(b" "))
+        if self._is_exact and not (may_lose_space and piece.endswith(text)):
+            return entry
+        # What a token adds depends on its place: decoders take a space from the text's start.
+        return replace(entry, token=replace(entry.token, piece=text))
 
 
 def prompt_entries(request: LiveRequest, num_likeliest: int) -> list[TokenEntry]:
@@ -144,6 +154,8 @@ class _Offsets:
         if draft.tokenizer is not None:
             self._detokenizer = draft.tokenizer.detokenizer(skip_special_tokens=skip_special_tokens)
 
-    def pass_over(self, token_id: int) -> None:
-        if self._detokenizer is not None:
-            self.here += len(self._detokenizer.feed((token_id,)))
+    def pass_over(self, token_id: int) -> str:
+        """The text that the token makes certain."""
+        added = "" if self._detokenizer is None else self._detokenizer.feed((token_id,))
+        self.here += len(added)
+        return added

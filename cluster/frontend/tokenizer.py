@@ -24,7 +24,7 @@ from cluster.frontend.detokenizer import Detokenizer
 from cluster.frontend.raw_tokenizer import ids_of, raw_tokenizer_of, special_tokens_of
 from cluster.frontend.stop_strings import StopStrings
 from cluster.frontend.text_stream import TextStream
-from cluster.frontend.token_pieces import LARGEST_ID, TokenPieces
+from cluster.frontend.token_pieces import LARGEST_ID, DecoderKind, TokenPieces
 from cluster.frontend.tokenizer_files import TokenizerFiles, files_of
 from scheduler.errors import InvalidRequest
 from scheduler.sampling import SamplingParams
@@ -72,6 +72,12 @@ class Tokenizer:
     def special_ids(self) -> frozenset[int]:
         """Tokens that decoding leaves out."""
         return self._pieces.special_ids
+
+    @property
+    def joins_bytes(self) -> bool:
+        """Whether the bytes of tokens one after the other are the text, but for a space at its
+        start; otherwise what a token adds can only be seen by decoding."""
+        return self._pieces.kind is not DecoderKind.OTHER
 
     @property
     def bos_token_id(self) -> int | None:
