@@ -1,11 +1,14 @@
 """A whole trace at once: output tokens per second, TTFT, ITL, memory and start-up time.
 
 Runs Stoker and, unless `--no-peer`, transformers on the same trace in turn (A B A B), with
-the same weights in fp32 and the same number of cores, and prints ratios of medians.
+the same weights in fp32 and the same number of cores, and prints ratios of medians. A peer
+that takes `--patience` times as long as Stoker is stopped: its rate is then below what is
+printed, and the ratio above.
 """
 
 import argparse
 import json
+import select
 import statistics
 import subprocess
 import sys
@@ -20,6 +23,8 @@ from stoker import LLM, SamplingParams
 from stoker.bench.offline import run_batch
 from stoker.bench.peak_memory import PeakMemory
 
+PATIENCE = "stop transformers after this many times Stoker's time"
+
 
 @dataclass(slots=True)
 class Figures:
@@ -31,6 +36,8 @@ class Figures:
     decode_rate: list[float] = field(default_factory=list)
     peak_bytes: int = 0
     start_s: float = 0.0
+    was_stopped: bool = False
+    """Its last run had not ended when its time was up."""
 
 
 class Peer:
@@ -49,20 +56,26 @@ class Peer:
             stderr=subprocess.DEVNULL,
             text=True,
         )
-        self._answer()
+        self._answer()  # that it is ready
         self.figures = Figures(start_s=time.perf_counter() - started)
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
-    def run(self, num_requests: int) -> None:
+    def run(self, num_requests: int, limit_s: float) -> None:
+        """Answer the trace once more, or as much of it as `limit_s` allows."""
         assert self._process.stdin is not None
         self._process.stdin.write("run\n")
         self._process.stdin.flush()
-        with PeakMemory(self._process.pid) as peak:
-            answer = self._answer()
         figures = self.figures
+        with PeakMemory(self._process.pid) as peak:
+            if not select.select([self._process.stdout], [], [], limit_s)[0]:
+                self._process.kill()
+                figures.was_stopped = True
+                answer = {"seconds": limit_s}
+            else:
+                answer = self._answer()
         figures.seconds.append(answer["seconds"])
         if "ttft_s" in answer:
             figures.ttft_s.append(answer["ttft_s"])
@@ -108,6 +121,7 @@ def main() -> None:
     parser.add_argument("--cores", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--no-peer", action="store_true", help="measure Stoker alone")
+    parser.add_argument("--patience", type=float, default=3.0, help=PATIENCE)
     args = parser.parse_args()
     trace = read_trace(args.trace)
     started = time.perf_counter()
@@ -126,8 +140,8 @@ def main() -> None:
         peer = None if args.no_peer else Peer(args.trace, args.model, args.cores)
         for _ in range(args.repeats):
             run_ours(llm, trace, ours, None if peer is None else peer.pid)
-            if peer is not None:
-                peer.run(len(trace))
+            if peer is not None and not peer.figures.was_stopped:
+                peer.run(len(trace), args.patience * ours.seconds[-1])
         if peer is not None:
             peer.close()
     report(trace, ours, None if peer is None else peer.figures, args)
@@ -152,6 +166,10 @@ def report(
             ]
         )
     )
+    if theirs is not None and theirs.was_stopped:
+        print(
+            f"\ntransformers was stopped after {theirs.seconds[-1]:.0f} s: it is slower than that"
+        )
 
 
 Pair: TypeAlias = tuple[float | None, float | None]

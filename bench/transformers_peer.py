@@ -1,8 +1,8 @@
 """Hugging Face transformers on the same trace, as a process that runs it once per input line.
 
 Requests go into padded static batches (left-padded, greedy, fixed lengths), its documented way
-to serve a batch. Requests of similar output length share a batch, which wastes least. Each run
-prints one JSON line.
+to serve a batch. Requests of similar output length share a batch, which wastes least; batches
+are small, since it copies the K/V of all rows in each step. Each run prints one JSON line.
 """
 
 import argparse
@@ -57,7 +57,7 @@ def main() -> None:
     parser.add_argument("trace")
     parser.add_argument("--model", required=True)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--batch-size", type=int, default=32)
+    parser.add_argument("--batch-size", type=int, default=8)
     args = parser.parse_args()
     trace = read_trace(args.trace)
     model = load(args.model, args.threads)
