@@ -37,9 +37,15 @@ def no_leaks() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out tests for a GPU where there is none: they are not skipped, but not there."""
+    """Leave out tests for a GPU, or for a browser, where there is none: they are not skipped,
+    but not there."""
     if any("gpu" in item.keywords for item in items):
         import torch
 
         if not torch.cuda.is_available():
             items[:] = [item for item in items if item.get_closest_marker("gpu") is None]
+    if any("browser" in item.keywords for item in items):
+        from tests.browser import chromium
+
+        if chromium() is None:
+            items[:] = [item for item in items if item.get_closest_marker("browser") is None]
