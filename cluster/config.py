@@ -80,6 +80,9 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Literal["auto", "reference", "cpu", "cuda"],
         setting("Set of operations; auto: the device's fast one."),
     ] = "auto"
+    enforce_eager: Annotated[
+        bool, setting("On GPUs, no CUDA graphs: a faster start, slower decode steps.")
+    ] = False
     num_threads: Annotated[
         AtLeastOne | None, setting("CPU threads of each rank. Default: its share of the cores.")
     ] = None

@@ -120,6 +120,7 @@ class LaunchPlan:
             gpu_memory_utilization=config.gpu_memory_utilization,
             kv_cache_memory_bytes=config.kv_cache_memory_bytes,
             num_kv_blocks=config.num_kv_blocks,
+            enforce_eager=config.enforce_eager,
             num_threads=config.num_threads or share,
             ranks_on_host=on_host,
         )

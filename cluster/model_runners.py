@@ -47,6 +47,7 @@ def runner_config(launch: WorkerLaunch) -> RunnerConfig:
         gpu_memory_utilization=spec.gpu_memory_utilization,
         kv_cache_memory_bytes=spec.kv_cache_memory_bytes,
         num_kv_blocks=spec.num_kv_blocks,
+        enforce_eager=spec.enforce_eager,
         num_threads=spec.num_threads,
     )
 

@@ -28,13 +28,16 @@ def make_place(rank: int, *, node: str = "a", cores: tuple[int, ...] = ()) -> Pl
 
 
 def test_the_settings_reach_the_scheduler_and_the_workers() -> None:
-    plan = make_plan(max_num_seqs=7, block_size=8, num_kv_blocks=12, step_timeout_s=3.0)
+    plan = make_plan(
+        max_num_seqs=7, block_size=8, num_kv_blocks=12, step_timeout_s=3.0, enforce_eager=True
+    )
     engine = plan.engine("ipc:///f", "ipc:///b")
     (worker,) = plan.workers("ipc:///b", 0, 1, [make_place(0)])
 
     assert engine.scheduler.max_num_seqs == worker.runner.max_num_seqs == 7
     assert engine.scheduler.block_size == worker.runner.block_size == 8
     assert worker.runner.num_kv_blocks == 12
+    assert worker.runner.enforce_eager
     assert engine.step_timeout_s == 3.0
     assert worker.rendezvous.timeout_s < 3.0  # so that ranks can say who is late
     assert (worker.engine_id, worker.key) == (engine.engine_id, engine.key) == ("id", "secret")
