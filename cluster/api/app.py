@@ -22,6 +22,7 @@ from cluster.api import (
     tokens_route,
 )
 from cluster.api.api_server import ApiServer
+from cluster.api.description import described
 from cluster.api.errors import ApiError, api_error_of
 from cluster.api.refusals import of_http_exception, of_validation_error
 from cluster.frontend.errors import RequestError
@@ -65,6 +66,7 @@ def create_app(server: ApiServer) -> FastAPI:
     app.state.server = server
     for router in ROUTERS:
         app.include_router(router)
+    app.openapi_schema = described(app)
     for kind in (ApiError, InvalidRequest, RequestError, Exception):
         app.add_exception_handler(kind, _answer_error)
     app.add_exception_handler(RequestValidationError, _answer_error)

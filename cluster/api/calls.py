@@ -64,6 +64,11 @@ class Call:
         return all(request.is_done for request in self.requests)
 
     @property
+    def is_over(self) -> bool:
+        """Whether nothing more will come that belongs to an answer."""
+        return self.is_done or self.failure is not None
+
+    @property
     def failure(self) -> Exception | None:
         """Why there is no answer, or none that is whole."""
         for request in self.requests:

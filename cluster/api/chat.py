@@ -8,7 +8,9 @@ from starlette.responses import Response
 
 from cluster.api.chat_answer import ChatAnswer
 from cluster.api.chat_body import ChatBody
+from cluster.api.chat_shapes import ChatChunk, ChatCompletion
 from cluster.api.conversation import chat_ids, num_chars
+from cluster.api.description import answers
 from cluster.api.generation import begin_generation
 from cluster.api.sampling import chat_sampling
 from cluster.api.tools.chat import chat_tool_use
@@ -19,7 +21,7 @@ from scheduler.errors import InvalidRequest
 router = APIRouter(tags=["text"])
 
 
-@router.post("/v1/chat/completions")
+@router.post("/v1/chat/completions", responses=answers(ChatCompletion, chunk=ChatChunk))
 async def create_chat_completion(request: Request, body: ChatBody) -> Response:
     """Go on with a conversation."""
     generation = await begin_generation(request, body, "chatcmpl")

@@ -126,6 +126,18 @@ class ChatChunkChoice(Struct, frozen=True, kw_only=True):
     """In the first chunk of each answer."""
 
 
+class ChatChunk(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One event of a stream: what one answer gained, or at the end the usage."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = None
+    """Only if asked for."""
+
+
 def chat_logprobs(entries: Sequence[TokenEntry]) -> ChatLogprobs:
     return ChatLogprobs(
         content=[

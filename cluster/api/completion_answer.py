@@ -13,7 +13,7 @@ from cluster.api.completion_shapes import (
 )
 from cluster.api.growth import Growth, OutputReader
 from cluster.api.sampling import is_scoring
-from cluster.api.token_logprobs import LogprobReader, prompt_entries
+from cluster.api.token_logprobs import LogprobReader, TokenEntry, prompt_entries
 from cluster.api.usage import usage_of
 from cluster.frontend.requests import LiveOutput, LiveRequest
 
@@ -134,5 +134,5 @@ def _echoed(request: LiveRequest) -> str:
 
 def _without_output(growth: Growth) -> Growth:
     """Of a prompt that is only scored; the engine ends such a request after one token."""
-    entries = None if growth.entries is None else []
+    entries: list[TokenEntry] | None = None if growth.entries is None else []
     return Growth("", [], entries, "length" if growth.finish_reason else None, None)

@@ -57,6 +57,18 @@ class Completion(Struct, frozen=True, kw_only=True):
     usage: Usage
 
 
+class CompletionChunk(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One event of a stream: what one output gained, or at the end the usage."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[CompletionChoice]
+    usage: Usage | None = None
+    """Only if asked for."""
+
+
 def completion_logprobs(entries: Sequence[TokenEntry]) -> CompletionLogprobs:
     """Entries as columns."""
     return CompletionLogprobs(

@@ -8,6 +8,8 @@ from starlette.responses import Response
 
 from cluster.api.completion_answer import CompletionAnswer
 from cluster.api.completion_body import CompletionBody
+from cluster.api.completion_shapes import Completion, CompletionChunk
+from cluster.api.description import answers
 from cluster.api.generation import begin_generation
 from cluster.api.prompts import encoded, listed_prompts, num_chars
 from cluster.api.sampling import completion_sampling
@@ -17,7 +19,7 @@ from cluster.frontend.tokenizer import Tokenizer
 router = APIRouter(tags=["text"])
 
 
-@router.post("/v1/completions")
+@router.post("/v1/completions", responses=answers(Completion, chunk=CompletionChunk))
 async def create_completion(request: Request, body: CompletionBody) -> Response:
     """Go on with one or more prompts."""
     generation = await begin_generation(request, body, "cmpl")

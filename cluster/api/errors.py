@@ -9,6 +9,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
+from msgspec import Struct
+
 from cluster.frontend.errors import (
     ClientClosed,
     EngineLost,
@@ -35,6 +38,22 @@ class ErrorKind:
     code: str | None = None
     retry_after_s: float | None = None
     """What `Retry-After` says where the failure itself does not know."""
+
+
+class ErrorFields(Struct, frozen=True, kw_only=True):
+    """What a client reads of an error."""
+
+    message: str
+    type: str
+    param: str | None
+    """The field or header that is wrong."""
+    code: str | None
+
+
+class ErrorAnswer(Struct, frozen=True, kw_only=True):
+    """The body of every answer that is not a success."""
+
+    error: ErrorFields
 
 
 class ApiError(Exception):
@@ -67,13 +86,11 @@ class ApiError(Exception):
 
     def body(self) -> bytes:
         """OpenAI's error object. ASCII only: a message may repeat half of a surrogate pair."""
-        error = {
-            "message": str(self),
-            "type": self.kind.type,
-            "param": self.param,
-            "code": self.kind.code,
-        }
-        return json.dumps({"error": error}, separators=(",", ":")).encode()
+        error = ErrorFields(
+            message=str(self), type=self.kind.type, param=self.param, code=self.kind.code
+        )
+        answer = msgspec.structs.asdict(ErrorAnswer(error=error))
+        return json.dumps(answer, default=msgspec.structs.asdict, separators=(",", ":")).encode()
 
 
 BAD_REQUEST = ErrorKind(400, INVALID)

@@ -51,6 +51,7 @@ class LiveStream(StreamingResponse):
     tags=["engine"],
     summary="Watch the engine's steps",
     response_class=LiveStream,
+    status_code=200,
     responses={200: {"content": {"text/event-stream": {}}}},
 )
 async def live(request: Request) -> Response:

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cluster.api.api_server import ApiServer, server_of
+from cluster.api.description import answers
 
 router = APIRouter(tags=["server"])
 
@@ -38,21 +39,21 @@ class Version(Struct, frozen=True, kw_only=True):
     version: str
 
 
-@router.get("/v1/models")
+@router.get("/v1/models", responses=answers(ModelList))
 async def list_models(request: Request) -> Response:
     """Every name that the field `model` may have."""
     server = server_of(request)
     return _json(ModelList(data=[_model(server, name) for name in server.model_names]))
 
 
-@router.get("/v1/models/{model:path}")
+@router.get("/v1/models/{model:path}", responses=answers(Model))
 async def get_model(request: Request, model: str) -> Response:
     """One of those names."""
     server = server_of(request)
     return _json(_model(server, server.model_named(model)))
 
 
-@router.get("/version")
+@router.get("/version", responses=answers(Version))
 async def get_version() -> Response:
     """Of this server."""
     return _json(Version(version=version("stoker")))

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from cluster.api.api_server import ApiServer, server_of
 from cluster.api.chat_body import MessagesField
 from cluster.api.conversation import chat_ids, num_chars
+from cluster.api.description import answers
 from cluster.api.errors import bad_request
 from cluster.frontend.tokenizer import Tokenizer
 
@@ -62,7 +63,7 @@ class Text(Struct, frozen=True, kw_only=True):
     prompt: str
 
 
-@router.post("/tokenize")
+@router.post("/tokenize", responses=answers(Tokens))
 async def tokenize(request: Request, body: TokenizeBody) -> Response:
     """The token ids of a text or a conversation; nothing is computed by the model."""
     server = await _with_tokenizer(request, body.model)
@@ -85,7 +86,7 @@ async def tokenize(request: Request, body: TokenizeBody) -> Response:
     return _json(await server.encode(work, num_chars=length))
 
 
-@router.post("/detokenize")
+@router.post("/detokenize", responses=answers(Text))
 async def detokenize(request: Request, body: DetokenizeBody) -> Response:
     """The text of token ids, special ones included."""
     server = await _with_tokenizer(request, body.model)

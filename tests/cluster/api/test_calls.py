@@ -3,17 +3,17 @@
 import json
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Iterator
 
 import httpx
 import openai
 import pytest
 
-from cluster.messages import EngineStarting, EngineStopping
+from cluster.messages import EngineStarting, EngineStopping, ToClient
 from scheduler.request import Abort, Ended, Finish, Rejection, Request
 from tests.cluster.api.conftest import StartRig
 from tests.cluster.api.rig import ApiRig, spoken
-from tests.cluster.frontend.fake_engine import tokens
+from tests.cluster.frontend.fake_engine import say_nothing, tokens
 
 HI = [{"role": "user", "content": "hi"}]
 BODIES: dict[str, dict[str, object]] = {
@@ -35,22 +35,73 @@ class Asking:
     def leave(self) -> None:
         self._socket.close()
 
-    def read(self) -> bytes:
-        return self._socket.recv(65536)
+    def read(self, until: str) -> str:
+        """What was answered, up to and with a text that must come."""
+        answer = b""
+        while until.encode() not in answer:
+            part = self._socket.recv(65536)
+            assert part, f"the connection ended after {answer!r}"
+            answer += part
+        return answer.decode()
+
+
+@pytest.fixture(scope="module")
+def silent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiRig]:
+    """An engine that answers only what a test has it say."""
+    with ApiRig(tmp_path_factory.mktemp("silent"), script=say_nothing) as rig:
+        yield rig
+
+
+@pytest.fixture(scope="module")
+def unlucky(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiRig]:
+    """An engine with which everything goes wrong, in the way that the seed says."""
+    with ApiRig(tmp_path_factory.mktemp("unlucky"), script=go_wrong) as rig:
+        yield rig
+
+
+REJECTIONS = [
+    ("invalid", 400, openai.BadRequestError),
+    ("too_long", 400, openai.BadRequestError),
+    ("queue_full", 429, openai.RateLimitError),
+    ("timeout", 408, openai.APIStatusError),
+    ("shutting_down", 503, openai.InternalServerError),
+    ("no_workers", 503, openai.InternalServerError),
+]
+ENDS = [
+    (Finish.ABORT, 499, "request_cancelled"),
+    (Finish.TIMEOUT, 408, "request_timeout"),
+    (Finish.ERROR, 500, "internal_error"),
+]
+FIRST_END = 100
+"""From this seed on, output 0 ends well and output 1 does not."""
+
+
+def go_wrong(request: Request) -> list[ToClient]:
+    handle, seed = request.handle, request.sampling.seed or 0
+    if seed < len(REJECTIONS):
+        reason, _, _ = REJECTIONS[seed]
+        return [
+            Rejection(handle=handle, reason=reason, message="why", param="n", retry_after_s=2.4)
+        ]
+    index, is_second = divmod(seed - FIRST_END, 2)
+    if not is_second:
+        return spoken(request, [300, 301])
+    end = Ended(handle=handle, message="why")
+    return [tokens(handle, [300]), tokens(handle, [302], ENDS[index][0], ended=(end,))]
 
 
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("has_begun", [False, True])
 def test_a_client_that_leaves_has_its_request_aborted_at_once(
-    start_rig: StartRig, path: str, stream: bool, has_begun: bool
+    silent: ApiRig, path: str, stream: bool, has_begun: bool
 ) -> None:
-    rig = start_rig()
+    rig = silent
     call = Asking(rig, path, stream=stream, max_tokens=30)
     if has_begun:
         rig.engine.send(tokens(call.request.handle, [300]))
     if has_begun and stream:
-        assert b"200 OK" in call.read()
+        call.read("200 OK")
 
     call.leave()
 
@@ -61,8 +112,8 @@ def test_a_client_that_leaves_has_its_request_aborted_at_once(
     assert rig.api.calls == {}
 
 
-def test_all_requests_of_a_call_are_aborted_when_its_client_leaves(start_rig: StartRig) -> None:
-    rig = start_rig()
+def test_all_requests_of_a_call_are_aborted_when_its_client_leaves(silent: ApiRig) -> None:
+    rig = silent
     call = Asking(rig, "/v1/completions", prompt=["a", "b"], n=2)
     others = [rig.engine.next_request() for _ in range(3)]
     call.leave()
@@ -74,63 +125,30 @@ def test_all_requests_of_a_call_are_aborted_when_its_client_leaves(start_rig: St
     assert handles == {request.handle for request in (call.request, *others)}
 
 
-def answered_by(make: Callable[[Request], object]) -> Callable[[Request], list[object]]:
-    return lambda request: [make(request)]
-
-
-REJECTIONS = [
-    ("invalid", 400, openai.BadRequestError),
-    ("too_long", 400, openai.BadRequestError),
-    ("queue_full", 429, openai.RateLimitError),
-    ("timeout", 408, openai.APIStatusError),
-    ("shutting_down", 503, openai.InternalServerError),
-    ("no_workers", 503, openai.InternalServerError),
-]
-
-
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("reason", "status", "kind"), REJECTIONS, ids=lambda value: str(value))
+@pytest.mark.parametrize("seed", range(len(REJECTIONS)), ids=lambda seed: REJECTIONS[seed][0])
 def test_a_rejection_has_its_status_also_for_a_stream(
-    start_rig: StartRig, reason: str, status: int, kind: type[Exception], stream: bool
+    unlucky: ApiRig, seed: int, stream: bool
 ) -> None:
-    def reject(request: Request) -> object:
-        return Rejection(
-            handle=request.handle, reason=reason, message="no room", param="n", retry_after_s=2.4
-        )
-
-    rig = start_rig(script=answered_by(reject))
-    answer = rig.post("/v1/chat/completions", messages=HI, stream=stream)
+    _, status, kind = REJECTIONS[seed]
+    answer = unlucky.post("/v1/chat/completions", messages=HI, stream=stream, seed=seed)
     assert answer.status_code == status
-    assert answer.json()["error"]["message"] == "no room"
+    assert answer.json()["error"]["message"] == "why"
     assert answer.headers.get("retry-after") == (None if status == 400 else "3")
     with pytest.raises(kind):
-        rig.openai().completions.create(model="tiny", prompt="hi", stream=stream)
-    assert rig.api.calls == {}
-
-
-ENDS = [
-    (Finish.ABORT, 499, "request_cancelled"),
-    (Finish.TIMEOUT, 408, "request_timeout"),
-    (Finish.ERROR, 500, "internal_error"),
-]
+        unlucky.openai().completions.create(model="tiny", prompt="hi", stream=stream, seed=seed)
+    assert unlucky.api.calls == {}
 
 
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize(("finish", "status", "code"), ENDS, ids=lambda value: str(value))
 def test_an_answer_that_is_not_whole_is_an_error(
-    start_rig: StartRig, path: str, n: int, finish: Finish, status: int, code: str
+    unlucky: ApiRig, path: str, n: int, finish: Finish, status: int, code: str
 ) -> None:
-    def script(request: Request) -> list[object]:
-        """The first output ends well, the last one does not."""
-        if request.handle < n:
-            return spoken(request, [300, 301])  # type: ignore[return-value]
-        handle = request.handle
-        end = tokens(handle, [302], finish, ended=(Ended(handle=handle, message="why"),))
-        return [tokens(handle, [300]), end]
-
-    rig = start_rig(script=script)
-    answer = rig.post(path, **BODIES[path], n=n)
+    index = [end for end, _, _ in ENDS].index(finish)
+    seed = FIRST_END + 2 * index + (n == 1)
+    answer = unlucky.post(path, **BODIES[path], n=n, seed=seed)
     assert answer.status_code == status
     assert answer.json()["error"]["code"] == code
     assert answer.json()["error"]["message"] == "why"
@@ -139,9 +157,9 @@ def test_an_answer_that_is_not_whole_is_an_error(
 @pytest.mark.parametrize("path", BODIES)
 @pytest.mark.parametrize(("finish", "status", "code"), ENDS, ids=lambda value: str(value))
 def test_a_stream_that_breaks_ends_with_an_error_and_without_done(
-    start_rig: StartRig, path: str, finish: Finish, status: int, code: str
+    silent: ApiRig, path: str, finish: Finish, status: int, code: str
 ) -> None:
-    rig = start_rig()
+    rig = silent
 
     def speak() -> None:
         request = rig.engine.next_request()
@@ -168,18 +186,13 @@ def test_a_stream_that_breaks_ends_with_an_error_and_without_done(
     assert "[DONE]" not in "".join(lines)
 
 
-def test_the_official_client_raises_when_a_stream_breaks(start_rig: StartRig) -> None:
-    def script(request: Request) -> list[object]:
-        handle = request.handle
-        end = Ended(handle=handle, message="out of luck")
-        return [
-            tokens(handle, rig.tokenizer.encode(" the")[1:]),
-            tokens(handle, [], Finish.ERROR, ended=(end,)),
-        ]
-
-    rig = start_rig(script=script)
-    with pytest.raises(openai.APIError, match="out of luck"):
-        list(rig.openai().completions.create(model="tiny", prompt="hi", stream=True))
+def test_the_official_client_raises_when_a_stream_breaks(unlucky: ApiRig) -> None:
+    with pytest.raises(openai.APIError, match="why"):
+        list(
+            unlucky.openai().completions.create(
+                model="tiny", prompt="hi", stream=True, n=2, seed=FIRST_END + 4
+            )
+        )
 
 
 def test_requests_cut_off_by_a_stopping_engine_may_be_tried_elsewhere(start_rig: StartRig) -> None:
@@ -187,9 +200,7 @@ def test_requests_cut_off_by_a_stopping_engine_may_be_tried_elsewhere(start_rig:
     call = Asking(rig, "/v1/completions")
     rig.engine.send(EngineStopping(message="told to stop"))
     rig.engine.send(tokens(call.request.handle, [], Finish.ABORT))
-    answer = call.read().decode()
-    assert answer.startswith("HTTP/1.1 503")
-    assert "told to stop" in answer
+    assert call.read("told to stop").startswith("HTTP/1.1 503")
     call.leave()
 
 
@@ -199,7 +210,7 @@ def test_an_engine_that_is_not_ready_is_a_503_at_once(start_rig: StartRig, path:
     rig.engine.hello_answer = EngineStarting(message="loading")
     call = Asking(rig, "/v1/completions")
     rig.engine.send_bytes(b"garbage")  # the connection is lost, and made anew
-    assert call.read().decode().startswith("HTTP/1.1 503")
+    call.read("503")
     call.leave()
     answer = rig.post(path, **BODIES.get(path, {"prompt": "hi"}))
     assert answer.status_code == 503
@@ -210,8 +221,8 @@ def test_an_engine_that_is_not_ready_is_a_503_at_once(start_rig: StartRig, path:
         rig.openai().models.list()
 
 
-def test_labels_of_one_name_do_not_disturb_each_other(start_rig: StartRig) -> None:
-    rig = start_rig()
+def test_labels_of_one_name_do_not_disturb_each_other(silent: ApiRig) -> None:
+    rig = silent
     calls = [Asking(rig, "/v1/completions", request_id="same") for _ in range(5)]
     assert len({call.request.handle for call in calls}) == 5
     assert len({call.request.label for call in calls}) == 5
@@ -224,8 +235,8 @@ def test_labels_of_one_name_do_not_disturb_each_other(start_rig: StartRig) -> No
         aborted |= set(message.handle.tolist())
 
 
-def test_an_end_that_nobody_waits_for_is_no_fault(start_rig: StartRig) -> None:
-    rig = start_rig()
+def test_an_end_that_nobody_waits_for_is_no_fault(silent: ApiRig) -> None:
+    rig = silent
     call = Asking(rig, "/v1/completions", stream=True)
     call.leave()
     assert isinstance(rig.engine.received.get(timeout=10), Abort)
