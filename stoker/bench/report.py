@@ -31,7 +31,7 @@ class Point(Struct, frozen=True, kw_only=True):
     """One run of a sweep, or the only one."""
 
     request_rate: float | None
-    """Requests per second; None: as the workload says, or all at once; see `arrivals`."""
+    """Requests per second; None: not by a rate, or all at once; see `arrivals`."""
     max_concurrency: int | None
     """Most requests under way; None: no limit."""
     arrivals: str

@@ -195,7 +195,7 @@ async def _model_of(client: HttpClient, url: str, wanted: str | None) -> str:
     if wanted is not None:
         return wanted
     try:
-        return str(json.loads(body)["data"][0]["id"])
+        return str(json.loads(body if status == 200 else b"")["data"][0]["id"])
     except (ValueError, LookupError, TypeError):
         raise BenchError(
             f"the server at {url} lists no model (HTTP {status} from /v1/models); give --model"

@@ -153,8 +153,9 @@ async def _measure_one(
     finally:
         gc.unfreeze()
     figures = figures_of(run, client_cpu_s=process_time() - cpu_s, objectives_ms=plan.objectives_ms)
+    rate = tempo.request_rate
     return Point(
-        request_rate=tempo.request_rate,
+        request_rate=None if rate is None or math.isinf(rate) else rate,
         max_concurrency=tempo.max_concurrency,
         arrivals=words,
         figures=figures,
