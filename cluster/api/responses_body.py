@@ -6,7 +6,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field, SkipValidation, WithJsonSchema
 
 from cluster.api.generation_body import Anything, GenerationBody, Int
-from cluster.api.tools.schema import MAX_TOOLS, FunctionDefinition, FunctionName, ToolsModel
+from cluster.api.tools.schema import MAX_TOOLS, FunctionName, ToolsModel
 
 _ITEM = {
     "type": "object",
@@ -58,10 +58,18 @@ class TextOptions(ToolsModel):
     verbosity: Anything = Field(None, description="Accepted; means nothing here.")
 
 
-class ResponsesTool(FunctionDefinition):
+class ResponsesTool(ToolsModel):
     """A function, all in one object; functions are the only tools there are."""
 
     type: Literal["function"]
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, object] | None = Field(
+        None, description="JSON schema of the arguments. None: the function takes none."
+    )
+    strict: bool | None = Field(
+        None, description="Whether the arguments of every call must be valid by the schema."
+    )
 
 
 class ResponsesNamedTool(ToolsModel):

@@ -10,7 +10,7 @@ _ROLES = ("system", "developer", "user", "assistant")
 
 
 def messages_of(items: object, instructions: str | None) -> list[Message]:
-    """The conversation.
+    """The conversation; instructions and a system message at its beginning are one.
 
     Calls that follow each other, and the assistant's text right before them, become one
     message, as they were said. Reasoning that a client sends back is left out.
@@ -18,17 +18,19 @@ def messages_of(items: object, instructions: str | None) -> list[Message]:
     Raises:
         InvalidRequest: an item that is not what it should be, or not text.
     """
-    messages: list[Message] = []
-    if instructions:
-        messages.append({"role": "system", "content": instructions})
     if isinstance(items, str):
-        return [*messages, {"role": "user", "content": items}]
+        items = [{"role": "user", "content": items}]
     if not isinstance(items, Sequence) or isinstance(items, bytes) or not items:
         kind = type(items).__name__ if items != [] else "an empty list"
         raise InvalidRequest(f"input must be a text or a list of items, got {kind}", param="input")
+    messages: list[Message] = []
     for i, item in enumerate(items):
         _put(messages, item, f"input[{i}]")
-    return messages
+    if not instructions:
+        return messages
+    if messages and messages[0]["role"] in ("system", "developer"):
+        instructions = f"{instructions}\n\n{messages.pop(0)['content']}"
+    return [{"role": "system", "content": instructions}, *messages]
 
 
 def _put(messages: list[Message], item: object, where: str) -> None:

@@ -21,12 +21,12 @@ def chat_tool_use(
     templates: Mapping[str, str],
 ) -> ToolUse | None:
     """As `tool_use_of`."""
-    functions = [function_of(tool.function) for tool in tools or ()]
+    functions = [_function_of(tool.function) for tool in tools or ()]
     parallel = is_parallel is not False
     return tool_use_of(functions, _choice_of(choice, parallel), parser=parser, templates=templates)
 
 
-def function_of(tool: FunctionDefinition) -> Function:
+def _function_of(tool: FunctionDefinition) -> Function:
     return Function(
         name=tool.name,
         description=tool.description,

@@ -8,8 +8,7 @@ from cluster.api.responses_body import (
     ResponsesTool,
     ResponsesToolChoice,
 )
-from cluster.api.tools.chat import function_of
-from cluster.api.tools.use import ParserName, ToolChoice, ToolUse, tool_use_of
+from cluster.api.tools.use import Function, ParserName, ToolChoice, ToolUse, tool_use_of
 
 
 def responses_tool_use(
@@ -23,10 +22,19 @@ def responses_tool_use(
     """As `tool_use_of`."""
     parallel = is_parallel is not False
     return tool_use_of(
-        [function_of(tool) for tool in tools or ()],
+        [_function_of(tool) for tool in tools or ()],
         _choice_of(choice, parallel),
         parser=parser,
         templates=templates,
+    )
+
+
+def _function_of(tool: ResponsesTool) -> Function:
+    return Function(
+        name=tool.name,
+        description=tool.description,
+        parameters=tool.parameters,
+        is_strict=bool(tool.strict),
     )
 
 
