@@ -64,9 +64,11 @@ def open_page(
     page.on("request", note_request)
     if key:
         page.add_init_script(f"sessionStorage.setItem('stoker-key', {key!r})")
-    page.goto(url)
-    yield page
-    context.close()
+    try:
+        page.goto(url)
+        yield page
+    finally:
+        context.close()
     unexpected = [error for error in errors if not any(word in error for word in may_fail)]
     assert not unexpected, f"the page wrote errors: {unexpected}"
     assert hosts == {urlsplit(url).netloc}
