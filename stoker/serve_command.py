@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 
 from cluster.announcements import ClusterReady
@@ -16,11 +17,12 @@ DRAIN_S = 25.0
 """Unless `drain_s` is set: what runs may end before Kubernetes' 30 seconds are over."""
 
 
-def serve(arguments: argparse.Namespace) -> int:
+def serve(arguments: argparse.Namespace, run: Callable[..., None] = run_cluster) -> int:
     """Run the command until SIGINT or SIGTERM.
 
     Its first line on standard output is the address for clients; a second one that of HTTP.
     """
+    http = load_http_config(arguments)
     config = with_model_at_hand(load_config_over({"drain_s": DRAIN_S}, arguments))
     with ExitStack() as until_end:
 
@@ -39,7 +41,7 @@ def serve(arguments: argparse.Namespace) -> int:
             print(_greeting(ready), file=sys.stderr)
 
         try:
-            run_cluster(config, on_ready=tell, http=load_http_config(arguments))
+            run(config, on_ready=tell, http=http)
         except StartInterrupted as error:
             print(f"stoker: {error}", file=sys.stderr)
             return EXIT_INTERRUPTED

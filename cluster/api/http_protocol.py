@@ -1,7 +1,8 @@
 """HTTP/1.1 on one connection, with bounds on what a caller may make us keep or wait for.
 
-uvicorn's own protocol, whose parser keeps whatever it is sent and waits for ever. Bodies are
-bounded where they are read (`cluster.api.limits`); here it is what surrounds them.
+uvicorn's own protocol keeps whatever it is sent before a body, and waits for it for ever; and
+while one answer is given it does not notice that a caller leaves who had sent the next request
+already. Bodies are bounded where they are read (`cluster.api.limits`).
 """
 
 import asyncio
@@ -9,11 +10,13 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
+from uvicorn._types import ASGI3Application
 from uvicorn.config import Config
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from cluster.api.errors import BAD_REQUEST, HEADERS_TOO_LARGE, TIMED_OUT, ApiError
+from cluster.api.sse import CONNECTION, Connection
 from cluster.http_config import HttpConfig
 
 OVERHEAD_PER_BYTE = 16
@@ -62,12 +65,17 @@ class BoundedProtocol(HttpToolsProtocol):
         super().__init__(config, server_state, app_state, _loop)
         self._limits = limits
         self._is_in_head = True
+        self._has_head = False
+        """Whether what came last ended a head."""
         self._head_bytes = 0
         self._num_headers = 0
         self._frame_budget = 0
         """Bytes that may still come before the end of the body without being of the body."""
         self._head_limit: asyncio.TimerHandle | None = None
         self._refusal: ApiError | None = None
+        self._running: RequestResponseCycle | None = None
+        self._ahead = b""
+        """What came while an answer was given. Read, so that the end of the connection is seen."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -76,19 +84,33 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._unlimit_head()
         super().connection_lost(exc)
+        running = self._running
+        if running is not None and not running.response_complete:
+            running.disconnected = True
+            running.message_event.set()
+
+    @property
+    def _is_answering(self) -> bool:
+        return self._running is not None and not self._running.response_complete
 
     def data_received(self, data: bytes) -> None:
         if self._refusal is not None:
             return  # the transport closes
+        if self._is_in_head and self._is_answering:
+            self._ahead += data
+            if len(self._ahead) > self._limits.max_bytes:
+                self.transport.close()  # nobody needs to be that far ahead
+            return
         was_in_head = self._is_in_head
         if was_in_head and self._head_limit is None:
             self._limit_head()
         if not was_in_head:
             self._frame_budget -= len(data)
+        self._has_head = False
         super().data_received(data)
-        if self._refusal is not None or self.transport.is_closing():
+        if self.transport.is_closing():
             return
-        if was_in_head and self._is_in_head:
+        if self._is_in_head and was_in_head and not self._has_head:
             self._head_bytes += len(data)
             if self._head_bytes > self._limits.max_bytes:
                 self._refuse(self._head_too_large())
@@ -100,6 +122,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._num_headers = 0
         super().on_message_begin()
+        lent = Connection(self.transport.abort, self.transport.get_write_buffer_size)
+        self.scope["extensions"] = {CONNECTION: lent}  # type: ignore[dict-item]  # ours is no dict
 
     def on_url(self, url: bytes) -> None:
         super().on_url(url)
@@ -122,9 +146,11 @@ class BoundedProtocol(HttpToolsProtocol):
         if size > self._limits.max_bytes:
             self._fail(self._head_too_large())
         self._unlimit_head()
-        self._is_in_head, self._head_bytes = False, 0
+        self._is_in_head, self._has_head, self._head_bytes = False, True, 0
         self._frame_budget = self._limits.max_bytes + (1 << 18)  # and what one read brings
         super().on_headers_complete()
+        if self.cycle is not self._running:
+            self.flow.resume_reading()  # one request ahead is read, and waits for its turn
 
     def on_body(self, body: bytes) -> None:
         self._frame_budget += OVERHEAD_PER_BYTE * len(body)
@@ -133,6 +159,20 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._is_in_head = True
         super().on_message_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self._running = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        ahead, self._ahead = self._ahead, b""
+        if ahead:
+            self.loop.call_soon(self._go_on, ahead)
+
+    def _go_on(self, ahead: bytes) -> None:
+        if not self.transport.is_closing():
+            self.data_received(ahead)
 
     # --- limits in time ---
 
@@ -146,7 +186,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _head_is_late(self) -> None:
         self._head_limit = None
-        if self.cycle is not None and not self.cycle.response_complete:
+        if self._is_answering:
             self._limit_head()  # the next request can wait for the end of this one's answer
             return
         self._refuse(
@@ -179,7 +219,7 @@ class BoundedProtocol(HttpToolsProtocol):
         error = self._refusal or ApiError("this is not HTTP/1.1 as it should be", BAD_REQUEST)
         self._refusal = error
         self._unlimit_head()
-        if self.cycle is None or self.cycle.response_complete:
+        if not self._is_answering:
             body = error.body()
             head = (
                 f"HTTP/1.1 {error.status} {REASONS[error.status]}\r\n"

@@ -69,4 +69,7 @@ class LeavingServer(uvicorn.Server):
     async def _end_answers(self) -> None:
         await self._cut_off()
         await asyncio.sleep(LAST_WORDS_S)
+        for connection in tuple(self.server_state.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
         self.force_exit = True

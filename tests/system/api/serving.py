@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -16,6 +17,8 @@ import psutil
 
 WAIT_S = 120.0
 """For a start or an end, on a machine that does other things too."""
+
+REAL = (sys.executable, "-m", "stoker.cli", "serve")
 
 KEY = "key-of-the-tests"
 HEADERS = {"Authorization": f"Bearer {KEY}"}
@@ -34,7 +37,12 @@ class Serving:
     """One `stoker serve` process and its family. Use as a context manager, which ends it."""
 
     def __init__(
-        self, model: Path, *options: str, keys: str = KEY, environ: dict[str, str] | None = None
+        self,
+        model: Path,
+        *options: str,
+        keys: str = KEY,
+        environ: dict[str, str] | None = None,
+        command: Sequence[str] = REAL,
     ) -> None:
         """Start it at any free port.
 
@@ -43,7 +51,7 @@ class Serving:
             keys: as in the environment, separated by commas; empty: none.
         """
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "stoker.cli", "serve", str(model), *SMALL, "--port=0", *options],
+            [*command, str(model), *SMALL, "--port=0", *options],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             process_group=0,
@@ -137,6 +145,11 @@ class Serving:
     def _running(self, module: str) -> list[psutil.Process]:
         self.remember_family()
         return [child for child in self._family.values() if module in _command(child)]
+
+    @property
+    def family(self) -> list[psutil.Process]:
+        """All its descendants that run."""
+        return self._running("")
 
     @property
     def pid(self) -> int:
