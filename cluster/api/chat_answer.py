@@ -19,6 +19,7 @@ from cluster.api.chat_shapes import (
 )
 from cluster.api.chunk_frame import ChunkFrame
 from cluster.api.completion_shapes import prompt_logprobs
+from cluster.api.errors import ApiError
 from cluster.api.growth import Growth, OutputReader
 from cluster.api.token_logprobs import LogprobReader, prompt_entries
 from cluster.api.tools.growth import AnswerGrowth, growth_of
@@ -61,6 +62,9 @@ class ChatAnswer:
 
     def closing(self) -> bytes:
         return self._frame.closing()
+
+    def failing(self, error: ApiError) -> bytes:
+        return self._frame.failing(error)
 
     def whole(self) -> ChatCompletion:
         """The answer, once all outputs have ended."""

@@ -4,6 +4,7 @@ import msgspec
 from msgspec import Struct
 
 from cluster.api.calls import Call
+from cluster.api.errors import ApiError
 from cluster.api.generation_body import GenerationBody
 from cluster.api.sse import DONE
 from cluster.api.usage import usage_of
@@ -40,6 +41,10 @@ class ChunkFrame:
         if not self._has_usage:
             return DONE
         return self._head + self._usage_tail(is_scoring=is_scoring) + DONE
+
+    def failing(self, error: ApiError) -> bytes:
+        """Without the mark of the end, so that nobody takes it for a whole answer."""
+        return b"data: " + error.body() + b"\n\n"
 
     def _usage_tail(self, *, is_scoring: bool = False) -> bytes:
         usage = _ENCODER.encode(usage_of(self._call, is_scoring=is_scoring))

@@ -11,6 +11,7 @@ from cluster.api.completion_shapes import (
     completion_logprobs,
     prompt_logprobs,
 )
+from cluster.api.errors import ApiError
 from cluster.api.growth import Growth, OutputReader
 from cluster.api.sampling import is_scoring
 from cluster.api.token_logprobs import LogprobReader, TokenEntry, prompt_entries
@@ -38,6 +39,9 @@ class CompletionAnswer:
 
     def closing(self) -> bytes:
         return self._frame.closing(is_scoring=self._is_scoring)
+
+    def failing(self, error: ApiError) -> bytes:
+        return self._frame.failing(error)
 
     def whole(self) -> Completion:
         """The answer, once all outputs have ended."""

@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from cluster.api.calls import Call
-from cluster.api.errors import api_error_of
+from cluster.api.errors import ApiError, api_error_of
 from cluster.http_config import HttpConfig
 from cluster.logs import EventLog
 
@@ -35,6 +35,9 @@ class Chunks(Protocol):
 
     def closing(self) -> bytes:
         """Frames after the end of all outputs, such as usage and `DONE`."""
+
+    def failing(self, error: ApiError) -> bytes:
+        """Frames that say why the stream ends early."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,7 @@ class EventStream(Response):
         failure = self._call.failure
         if failure is None:
             return chunks.closing()
-        return b"data: " + api_error_of(failure).body() + b"\n\n"
+        return chunks.failing(api_error_of(failure))
 
 
 class Patience:

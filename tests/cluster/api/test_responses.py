@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -9,8 +10,11 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
-from tests.cluster.api.rig import ApiRig
+from cluster.messages import ToClient
+from scheduler.request import Ended, Finish, Request
+from tests.cluster.api.rig import ApiRig, spoken
 from tests.cluster.api.tools.parrot import BROKEN, ONE, TWO, parrot
+from tests.cluster.frontend.fake_engine import tokens
 
 TOOLS = [
     {"type": "function", "name": name, "parameters": {"type": "object"}, "strict": False}
@@ -291,3 +295,22 @@ def test_what_cannot_be_served_is_refused_with_the_field_and_the_reason(
         sdk.responses.create(model="tiny", input="x", extra_body=fields)
     assert message in caught.value.message
     assert param in (caught.value.param or "")
+
+
+def test_a_stream_that_fails_ends_with_an_event_that_says_why(tmp_path: Path) -> None:
+    def fail(request: Request) -> list[ToClient]:
+        said = spoken(request, [300, 301], finish=Finish.NOT_YET)
+        ended = (Ended(handle=request.handle, message="the last worker is gone"),)
+        return [*said, tokens(request.handle, [], Finish.ERROR, ended=ended)]
+
+    with ApiRig(tmp_path, script=fail) as rig, rig.openai() as sdk:
+        with sdk.responses.create(model="tiny", input="hi", stream=True) as stream:
+            events = list(stream)
+        assert [event.type for event in events[:2]] == ["response.created", "response.in_progress"]
+        last = events[-1]
+        assert last.type == "response.failed"
+        assert last.response.status == "failed"
+        assert last.response.error is not None
+        assert last.response.error.message == "the last worker is gone"
+        with pytest.raises(openai.InternalServerError, match="the last worker is gone"):
+            sdk.responses.create(model="tiny", input="hi")
