@@ -39,10 +39,13 @@ const isPower = (value) => Number.isInteger(Math.round(Math.log10(value) * 1e6) 
 const powersOnly = (_, splits) => splits.map((value) => (isPower(value) ? value : null));
 
 /** Lines over the last `windowS` seconds; the first column of its data is seconds before now.
- *  Each series: {color, fill, points, dash, steps}. */
+ *  Each series: {color, fill, points, dash, steps, isRight}; the last says that it has a scale
+ *  of its own, at the right side. */
 export function timeChart(place, { windowS, series, format, incrs, least = 1, log = null }) {
   const height = 150;
+  const right = series.find((each) => each.isRight);
   const lines = series.map((each) => ({
+    scale: each.isRight ? 'right' : 'y',
     stroke: () => color(each.color),
     fill: each.fill ? () => color(`${each.color}-soft`) : undefined,
     width: each.points ? 0 : 1.5,
@@ -57,12 +60,13 @@ export function timeChart(place, { windowS, series, format, incrs, least = 1, lo
     {
       width: place.clientWidth || 300,
       height,
-      padding: [8, 10, 0, 0],
+      padding: [8, right ? 0 : 10, 0, 0],
       legend: { show: false },
       cursor: { y: false, drag: { x: false, y: false }, points: { show: false } },
       scales: {
         x: { time: false, range: () => [-windowS, 0] },
         y: log ? { distr: 3, range: inPowers(...log) } : { range: fromZero(least) },
+        ...(right && { right: { range: fromZero(least) } }),
       },
       axes: [
         axis({
@@ -79,7 +83,19 @@ export function timeChart(place, { windowS, series, format, incrs, least = 1, lo
             grid: { stroke: () => color('grid'), width: 1, filter: powersOnly },
           }),
           values: (_, splits) => splits.map((s) => (s === null ? '' : format(s))),
+          ...(right && { stroke: () => color(series[0].color) }),
         }),
+        ...(right
+          ? [axis({
+            scale: 'right',
+            side: 1,
+            size: AXIS_PX,
+            space: 28,
+            grid: { show: false },
+            stroke: () => color(right.color),
+            values: (_, splits) => splits.map(format),
+          })]
+          : []),
       ],
       series: [{}, ...lines],
     },
@@ -92,7 +108,7 @@ export function timeChart(place, { windowS, series, format, incrs, least = 1, lo
 
 /** Columns, one per step; `marks(draw)` may draw over them. */
 export function stepLane(place, { height, series, format, least, hasAxis, incrs, marks }) {
-  const bars = uPlot.paths.bars({ size: [0.84, 24], align: 0 });
+  const bars = uPlot.paths.bars({ size: [1, 24, 1], gap: 1, align: 0 });
   const plot = new uPlot(
     {
       width: place.clientWidth || 300,

@@ -186,7 +186,8 @@ export class History {
     for (const column of [out.output, out.prompt, out.running, out.waiting, out.used, out.cached]) {
       column.fill(null, 0, Math.max(0, unseen)); // we did not watch then
     }
-    out.itl = itl.map((total, i) => (weight[i] ? total / weight[i] : null));
+    const lately = (column, i) => column[i] + (column[i - 1] ?? 0) + (column[i - 2] ?? 0);
+    out.itl = of((_, i) => (lately(weight, i) ? lately(itl, i) / lately(weight, i) : null));
     out.ttft = of(() => null);
     for (const [time, wait] of this.firsts) {
       const i = Math.floor(time / BIN_S) - first;

@@ -71,7 +71,7 @@ export class LiveView {
     chart('chart-rate', ['output', 'prompt'], {
       format: compact,
       least: 10,
-      series: [{ color: 'decode', fill: true }, { color: 'prefill' }],
+      series: [{ color: 'decode', fill: true }, { color: 'prefill', isRight: true }],
     });
     chart('chart-requests', ['running', 'waiting'], {
       format: compact,
@@ -111,8 +111,12 @@ export class LiveView {
     series.all = series.used.map((used) => (used === null ? null : now.blocks));
     for (const chart of this.#charts) {
       chart.plot.setData([series.ago, ...chart.names.map((name) => series[name])]);
-      const at = chart.plot.cursor.idx ?? series.ago.length - 1;
-      chart.names.forEach((name, i) => say(chart.keys[i], chart.format, series[name][at]));
+      const at = chart.plot.cursor.idx;
+      chart.names.forEach((name, i) => {
+        const column = series[name];
+        const value = at == null ? column.findLast((other) => other !== null) : column[at];
+        say(chart.keys[i], chart.format, value);
+      });
     }
   }
 

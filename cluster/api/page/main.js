@@ -50,12 +50,18 @@ async function learnModel() {
   try {
     const answer = await (await call('v1/models')).json();
     const model = answer.data[0];
-    byId('model').textContent = model.id;
-    playground.use(model);
+    byId('model').textContent = shortName(model.id);
+    byId('model').title = model.id;
+    playground.use(model, shortName(model.id));
   } catch (error) {
     if (error.status === 401) askForKey(error.message);
     else setTimeout(learnModel, 2000); // it starts, or restarts
   }
+}
+
+/** A model that was given as a folder has its whole path for a name. */
+function shortName(id) {
+  return id.startsWith('/') ? id.split('/').pop() : id;
 }
 
 let state = 'connecting';

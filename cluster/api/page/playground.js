@@ -19,6 +19,7 @@ const EXAMPLES = [
 
 export class Playground {
   #model = null;
+  #name = 'model';
   #turns = []; // {role, content, element}
   #abort = null;
   #onRefused;
@@ -55,9 +56,10 @@ export class Playground {
     byId('clear').addEventListener('click', () => this.#clear());
   }
 
-  /** The model that answers, as /v1/models describes it. */
-  use(model) {
+  /** The model that answers, as /v1/models describes it, and what to call it. */
+  use(model, name) {
     this.#model = model.id;
+    this.#name = name;
     if (model.max_model_len) byId('max_tokens').max = model.max_model_len;
   }
 
@@ -136,7 +138,7 @@ export class Playground {
     const abort = new AbortController();
     this.#abort = abort;
     const messages = this.#messages();
-    const answer = new Answer(this.#model ?? 'model');
+    const answer = new Answer(this.#name);
     const turn = { role: 'assistant', content: '', element: answer.element };
     this.#add(turn);
     this.#isBusy(true);

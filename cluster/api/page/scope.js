@@ -17,8 +17,8 @@ export class StepScope {
   #place = byId('scope');
 
   constructor() {
-    const marks = (plot) => this.#mark(plot);
-    const lane = (id, options) => stepLane(byId(id), { marks, ...options });
+    const lane = (id, options) =>
+      stepLane(byId(id), { marks: (plot) => this.#mark(plot, id), ...options });
     this.#lanes = [
       lane('lane-decode', { height: 104, series: ['decode'], format: compact, incrs: WHOLE, least: 4 }),
       lane('lane-prefill', {
@@ -65,7 +65,10 @@ export class StepScope {
       of((row) => row.hits && row.prefill + row.hits),
       of((row) => row.prefill),
     ]);
-    time.setData([columns, of((row) => row.seconds)]);
+    time.batch(() => {
+      time.setData([columns, of((row) => row.seconds)]);
+      time.redraw(false, true); // the labels move though the columns do not
+    });
     if (this.#chosen && !rows.includes(this.#chosen)) this.#chosen = null;
     this.#tell();
   }
@@ -123,7 +126,7 @@ export class StepScope {
   }
 
   /** Behind the columns: the chosen step, and steps that took blocks from somebody. */
-  #mark(plot) {
+  #mark(plot, id) {
     const { ctx, bbox } = plot;
     const width = bbox.width / this.numColumns;
     const left = (i) => bbox.left + (i + this.#first) * width;
@@ -133,7 +136,8 @@ export class StepScope {
       ctx.fillRect(left(this.#rows.indexOf(this.#chosen)), bbox.top, width, bbox.height);
     }
     ctx.fillStyle = color('bad');
-    this.#rows.forEach((row, i) => {
+    const preempted = id === 'lane-decode' ? this.#rows : [];
+    preempted.forEach((row, i) => {
       if (row.preempted) ctx.fillRect(left(i), bbox.top, Math.max(2, width - 1), bbox.height / 24);
     });
     ctx.restore();
