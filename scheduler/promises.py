@@ -14,7 +14,7 @@ from hashlib import blake2b
 
 import numpy as np
 
-from scheduler.arrays import Float64Array, Int32Array, int32
+from scheduler.arrays import Float64Array, Int32Array, Int64Array, int32
 from scheduler.request import Request
 
 CELLS_PER_S = 16
@@ -25,8 +25,10 @@ EARLY_S = 0.1
 LATE_S = 2.0
 """How much before and after its time a request that returns is still expected."""
 _PLACES_AROUND = 3
+_LEAST_SPACING = 0.5
+"""Of two that come back, as a share of the time in which one place becomes free."""
 _FIRST_SHARE_WEIGHT = 8.0
-_KEEP = 0.98
+_KEEP = 0.95
 
 
 def fingerprint(request: Request) -> bytes:
@@ -147,12 +149,21 @@ class Promises:
         self._move_to(int(now * CELLS_PER_S))
         reach = math.ceil((_PLACES_AROUND * CELLS_PER_S / rate + 1) / 2)
         places = (2 * reach - 1) / CELLS_PER_S * rate / max(self.share_kept, 0.05)
-        booked = np.concatenate([[0], np.cumsum(self._cells)])
+        near = int(_LEAST_SPACING * CELLS_PER_S / rate)
         first = max(1, math.ceil(soonest_s))
         at = np.arange(first, HORIZON_S) * CELLS_PER_S
-        after = np.minimum(at + reach, len(self._cells))
-        free = np.flatnonzero(booked[after] - booked[np.maximum(at - reach + 1, 0)] + 1 <= places)
+        around = self._booked_around(at, reach) + 1 <= places
+        if near:
+            around &= self._booked_around(at, near) == 0
+        free = np.flatnonzero(around)
         return first + int(free[0]) if len(free) else None
+
+    def _booked_around(self, at: Int64Array, reach: int) -> Int64Array:
+        """How many come in less than `reach` cells from each of `at`."""
+        last = len(self._cells) - 1
+        before, after = np.maximum(at - reach, 0), np.minimum(at + reach - 1, last)
+        booked = np.cumsum(self._cells)
+        return booked[after] - booked[before]
 
     def _move_to(self, origin: int) -> None:
         """Forget what was booked before this cell."""

@@ -4,25 +4,24 @@ Two counts bound the queue, and, if `max_queue_s` says so, the time that a new r
 expected to wait. Both are judged with those in mind who were told to come back about now.
 """
 
-import math
 from collections.abc import Collection
 
 import numpy as np
 
-from scheduler.arrays import Float64Array
 from scheduler.config import SchedulerConfig
 from scheduler.group import Group
+from scheduler.outlook import Outlook, StayTime
 from scheduler.promises import Promises, fingerprint
 from scheduler.request import Rejection, Request
 from scheduler.waiting import WaitingQueue
 
-_BLIND_RETRY_S = 5.0
-"""What to say while nothing was measured yet, or nothing computes."""
-_KEEP = 0.95
+_BOOKED_SHARE = 0.65
+"""Share of the places becoming free that is promised. The rest makes up for bad luck: places
+become free at random, and who comes back as told shall find one."""
+_LONG_STAY = 2.0
+"""Times the average: how long a request may keep its place."""
 _MAX_HELD = 64
 """Of those about to come back, how many are looked at."""
-CAUTION = 0.5
-"""Share of the expected places that is counted on."""
 
 
 class QueueGate:
@@ -31,34 +30,30 @@ class QueueGate:
     def __init__(self, config: SchedulerConfig) -> None:
         self._config = config
         self._promises = Promises()
-        self._stays = 0.0
-        self._sum_s = 0.0
+        self.stay_time = StayTime()
 
     @property
     def num_promised(self) -> int:
         """Refused requests that are expected back."""
         return len(self._promises)
 
-    def left(self, stay_s: float) -> None:
-        """A request gave up its place after so many seconds."""
-        self._stays = self._stays * _KEEP + 1.0
-        self._sum_s = self._sum_s * _KEEP + stay_s
-
     def check(
         self, request: Request, waiting: WaitingQueue, groups: Collection[Group], now: float
     ) -> Rejection | None:
         """Why the request may not wait, with the time to come back; None if it may."""
-        promises = self._promises
-        if self._config.max_queue_s is None and not len(promises):
-            why = self._too_many(request, waiting, 0)
-            if why is None:
-                return None
+        config, promises = self._config, self._promises
+        is_free = config.max_queue_s is None and not len(promises)
+        if is_free and self._too_many(request, waiting, 0) is None:
+            return None
         promises.forget_missed(now)
         whose = fingerprint(request)
-        outlook = Outlook(self._config, waiting, groups, self._rate(groups))
+        outlook = Outlook(waiting, groups, self.stay_time.mean_s, config.max_num_batched_tokens)
         is_expected = promises.is_expected(whose, now)
         held = 0 if is_expected else self._num_held(outlook, now)
-        why = self._too_many(request, waiting, held) or self._too_long(outlook, held)
+        why = self._too_many(request, waiting, held)
+        if why is None:
+            one_prompt_s = len(request.prompt) * outlook.token_s
+            why = self._too_long(outlook, held, grace_s=one_prompt_s if is_expected else 0.0)
         if why is None or is_expected:
             promises.keep(whose)
         if why is None:
@@ -70,20 +65,17 @@ class QueueGate:
             retry_after_s=self._retry_after_s(whose, request, waiting, outlook, now),
         )
 
-    def _num_held(self, outlook: "Outlook", now: float) -> int:
-        """Places to keep free for those who come back before enough others are free."""
+    def _num_held(self, outlook: Outlook, now: float) -> int:
+        """Places to keep free for those who come back before enough others are free.
+
+        Looks ahead as far as a request that started now may still have its own.
+        """
         due_s = self._promises.next_due_s(now, _MAX_HELD)
+        due_s = due_s[due_s <= _LONG_STAY * outlook.stay_s]
         if not len(due_s):
             return 0
         come = np.arange(1, len(due_s) + 1) * self._promises.share_kept
-        return max(0, math.ceil(float((come - outlook.num_freed(due_s)).max()) - 1e-9))
-
-    def _rate(self, groups: Collection[Group]) -> float | None:
-        """Places that become free per second, by Little's law; None: nothing is known."""
-        running = sum(group.num_running for group in groups)
-        if not self._stays or not running:
-            return None
-        return running / max(self._sum_s / self._stays, 1e-6)
+        return max(0, round(float((come - outlook.num_freed(due_s)).max())))
 
     def _too_many(self, request: Request, waiting: WaitingQueue, held: int) -> str | None:
         config = self._config
@@ -102,12 +94,13 @@ class QueueGate:
             )
         return None
 
-    def _too_long(self, outlook: "Outlook", held: int) -> str | None:
+    def _too_long(self, outlook: Outlook, held: int, grace_s: float) -> str | None:
+        """Who comes back as told may have to let one more prompt pass (`grace_s`)."""
         most = self._config.max_queue_s
         if most is None:
             return None
         wait_s = outlook.wait_s(held)
-        if wait_s is None or wait_s <= most:
+        if wait_s <= most + grace_s:
             return None
         return (
             f"this request would wait about {wait_s:.2g} s for its turn, the limit is "
@@ -119,75 +112,14 @@ class QueueGate:
         whose: bytes,
         request: Request,
         waiting: WaitingQueue,
-        outlook: "Outlook",
+        outlook: Outlook,
         now: float,
     ) -> float:
-        if outlook.rate is None:
-            return _BLIND_RETRY_S
         config = self._config
         surplus = len(waiting) + 1 - config.max_waiting_requests
         tokens = waiting.num_tokens + len(request.prompt) - config.max_waiting_tokens
         soonest_s = max(surplus / outlook.rate, tokens * outlook.token_s, 0.0)
         if config.max_queue_s is not None:
-            soonest_s = max(soonest_s, (outlook.wait_s(0) or 0.0) - config.max_queue_s)
-        return self._promises.make(
-            whose, now, soonest_s=soonest_s, rate=outlook.rate * BOOKED_SHARE
-        )
-
-
-BOOKED_SHARE = 0.9
-"""Share of the places becoming free that is promised; the rest makes up for bad luck."""
-
-
-class Outlook:
-    """How long things will take, from what runs and waits at this moment."""
-
-    def __init__(
-        self,
-        config: SchedulerConfig,
-        waiting: WaitingQueue,
-        groups: Collection[Group],
-        rate: float | None,
-    ) -> None:
-        self._config, self._waiting, self._groups = config, waiting, groups
-        self.rate = rate
-        """Places that become free per second."""
-
-    def num_freed(self, within_s: Float64Array) -> Float64Array:
-        """How many places become free in so many seconds from now, rather too few."""
-        ends = [group.certain_ends() for group in self._groups]
-        certain = np.searchsorted(np.sort(np.concatenate(ends)) if ends else [], within_s, "right")
-        return np.maximum(certain, within_s * (self.rate or 0.0) * CAUTION)
-
-    @property
-    def token_s(self) -> float:
-        """Seconds per prompt token while steps are full, over all groups."""
-        budget = self._config.max_num_batched_tokens
-        full = [group.step_time.predict(budget) for group in self._groups]
-        return sum(full) / len(full) ** 2 / budget if full else 0.0
-
-    def wait_s(self, held: int) -> float | None:
-        """From arrival to the first slice of the prompt, behind all that wait and `held` more.
-
-        None: nothing computes, or nothing was measured yet.
-        """
-        if not self._groups:
-            return None
-        free = sum(g.running.num_free for g in self._groups if not g.is_short_of_blocks)
-        ahead = len(self._waiting) + held + 1 - free
-        tokens = self._waiting.num_tokens + sum(group.backlog for group in self._groups)
-        compute_s = tokens * self.token_s
-        if ahead <= 0:
-            return compute_s
-        place_s = self._certain_s(ahead)
-        if self.rate is not None:
-            average_s = ahead / self.rate
-            place_s = average_s if place_s is None else min(place_s, average_s)
-        return None if place_s is None else max(compute_s, place_s)
-
-    def _certain_s(self, ahead: int) -> float | None:
-        """When `ahead` places are free for certain, since as many sequences reach their limit."""
-        ends = np.concatenate([group.certain_ends() for group in self._groups])
-        if ahead > len(ends):
-            return None
-        return float(np.partition(ends, ahead - 1)[ahead - 1])
+            soonest_s = max(soonest_s, outlook.wait_s(0) - config.max_queue_s)
+        rate = outlook.rate * _BOOKED_SHARE
+        return self._promises.make(whose, now, soonest_s=soonest_s, rate=rate)

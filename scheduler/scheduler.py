@@ -210,11 +210,10 @@ class Scheduler:
 
     def _end(self, sequence: Sequence, finish: Finish, now: float) -> None:
         """Forget the sequence, wherever it is."""
-        if sequence.started_at is not None:
-            self._gate.left(now - sequence.started_at)
         if sequence.group_id is None:
             self.waiting.remove(sequence)
         else:
+            self._gate.stay_time.left()
             group = self.groups[sequence.group_id]
             if sequence.slot >= 0:
                 group.finish(sequence.slot)
@@ -331,6 +330,7 @@ class Scheduler:
         if group is None or result.epoch != group.epoch:
             self.counters.stale_results += 1
             return []
+        self._gate.stay_time.pass_time(self.num_running, now)
         settled = settle(group, result, now)
         self.counters.output_tokens += int(settled.outbox.count.sum())
         self.counters.dropped_tokens += settled.num_dropped
@@ -368,6 +368,11 @@ class Scheduler:
     @property
     def num_running(self) -> int:
         return sum(group.num_running for group in self.groups.values())
+
+    @property
+    def num_promised(self) -> int:
+        """Refused requests that were told when to come back, and have not yet."""
+        return self._gate.num_promised
 
     @property
     def is_idle(self) -> bool:

@@ -14,6 +14,7 @@ import numpy as np
 
 from scheduler.arrays import int32
 from scheduler.config import ModelLimits, SchedulerConfig
+from scheduler.journal import Record
 from scheduler.plan import StepPlan, StepResult
 from scheduler.request import Request
 from scheduler.sampling import SamplingParams
@@ -25,7 +26,7 @@ CLIENT = 1
 
 def step_s(num_tokens: int) -> float:
     """A step's seconds: a fixed part, and a part per token."""
-    return 0.020 + 0.001 * num_tokens
+    return 0.050 + 0.0025 * num_tokens
 
 
 @dataclass
@@ -37,6 +38,7 @@ class Call:
     came: float
     tries: list[float] = field(default_factory=list)
     accepted_at: float | None = None
+    num_tokens: int = 0
     first_token_s: float | None = None
     """From the try that was accepted."""
     ended_at: float | None = None
@@ -49,22 +51,39 @@ class Call:
 class Simulation:
     """One group that computes steps one after the other, two plans in flight."""
 
-    def __init__(self, *, returns: float = 1.0, seed: int = 0, **config: object) -> None:
+    def __init__(
+        self,
+        *,
+        returns: float = 1.0,
+        says_length: bool = True,
+        seed: int = 0,
+        **config: object,
+    ) -> None:
+        """
+        Args:
+            returns: share of refused calls that come back.
+            says_length: a call ends at its `max_tokens`; else its client aborts it there, so
+                that the scheduler cannot know how long it takes.
+        """
         settings: dict[str, object] = {
             "max_num_seqs": 8,
             "max_num_batched_tokens": 256,
             "enable_prefix_caching": False,
         }
+        self.records: list[Record] = []
+        self.told_s: list[int] = []
+        """What `Retry-After` would have said, of all refusals."""
         self.scheduler = Scheduler(
             SchedulerConfig(**(settings | config)),  # type: ignore[arg-type]
             ModelLimits(vocab_size=VOCAB, max_model_len=4096),
+            self.records.append,
         )
         self.scheduler.add_group(0, 1, 10_000, 0.0)
         self.now = 0.0
         self.calls: list[Call] = []
         self.most_waiting = 0
         self._rng = np.random.default_rng(seed)
-        self._returns = returns
+        self._returns, self._says_length = returns, says_length
         self._arrivals: list[tuple[float, int, Call]] = []
         self._in_flight: deque[StepPlan] = deque()
         self._done_at: float | None = None
@@ -78,6 +97,10 @@ class Simulation:
         self.calls.append(call)
         self._push(at, call)
         return call
+
+    def arrive_again(self, at: float, call: Call) -> None:
+        """The call is tried once more, whatever it was told."""
+        self._push(at, call)
 
     def arrive_at_random(
         self,
@@ -125,7 +148,11 @@ class Simulation:
         request = Request(
             handle=handle,
             prompt=int32(call.prompt),
-            sampling=SamplingParams(temperature=0.0, max_tokens=call.num_output, ignore_eos=True),
+            sampling=SamplingParams(
+                temperature=0.0,
+                max_tokens=call.num_output if self._says_length else 3000,
+                ignore_eos=True,
+            ),
         )
         rejection = self.scheduler.submit(request, CLIENT, self.now)
         if rejection is None:
@@ -135,9 +162,10 @@ class Simulation:
             assert rejection.reason == "queue_full"
             assert rejection.retry_after_s is not None
             assert rejection.retry_after_s >= 1
+            self.told_s.append(math.ceil(rejection.retry_after_s))
             if self._rng.random() < self._returns:
                 latency_s = self._rng.exponential(0.005)
-                self._push(self.now + math.ceil(rejection.retry_after_s) + latency_s, call)
+                self._push(self.now + self.told_s[-1] + latency_s, call)
         self.most_waiting = max(self.most_waiting, self.scheduler.num_waiting)
 
     def _answer(self) -> None:
@@ -154,11 +182,21 @@ class Simulation:
                 call = self._live[started.handle]
                 assert call.accepted_at is not None
                 call.first_token_s = self.now - call.accepted_at
+            for handle in outgoing.batch.handle.tolist():
+                self._live[handle].num_tokens += 1
             for ended in outgoing.batch.ended:
                 self._live.pop(ended.handle).ended_at = self.now
+        self._abort_long_ones()
         self._done_at = None
         if self._in_flight:
             self._done_at = self.now + step_s(_num_tokens(self._in_flight[0]))
+
+    def _abort_long_ones(self) -> None:
+        done = [handle for handle, call in self._live.items() if call.num_tokens >= call.num_output]
+        if done:
+            self.scheduler.abort(CLIENT, done, self.now)
+        for handle in done:
+            self._live.pop(handle).ended_at = self.now
 
 
 def _num_tokens(plan: StepPlan) -> int:
