@@ -144,7 +144,8 @@ def _for_bench_serve(parser: argparse.ArgumentParser) -> None:
     from stoker.bench.arguments import add_serve_arguments
 
     add_serve_arguments(parser)
-    parser.set_defaults(api_key=os.environ.get("STOKER_API_KEY"))
+    keys = os.environ.get("STOKER_API_KEY", "")  # a server may have several
+    parser.set_defaults(api_key=keys.partition(",")[0].strip() or None)
 
 
 def _for_bench_throughput(parser: argparse.ArgumentParser) -> None:

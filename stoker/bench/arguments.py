@@ -28,7 +28,9 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         help="which route to ask (default: %(default)s)",
     )
     server.add_argument("--model", metavar="NAME", help="default: the first that the server lists")
-    server.add_argument("--api-key", metavar="KEY", help="default: STOKER_API_KEY, if set")
+    server.add_argument(
+        "--api-key", metavar="KEY", help="default: the first of STOKER_API_KEY, if it is set"
+    )
     server.add_argument(
         "--header", action="append", default=[], metavar="'NAME: VALUE'", help="may be repeated"
     )

@@ -23,6 +23,10 @@ LEAST_LAG_MS = 5.0
 """Delay of the client that is never worth a warning."""
 
 
+LONGEST_EXAMPLE = 400
+"""Characters of what a server says about a failure."""
+
+
 class Goodput(Struct, frozen=True, kw_only=True):
     """Requests that met every objective."""
 
@@ -45,6 +49,8 @@ class Figures(Struct, frozen=True, kw_only=True):
     failed: int
     failures: dict[str, int]
     """How many of the refused and failed for which reason."""
+    failure_examples: dict[str, str]
+    """What the server said of the first one of each reason, if it said anything."""
     failure_share: float
     """Refused and failed, of all sent."""
     retry_after_s: Spread | None
@@ -102,6 +108,7 @@ def figures_of(
         refused=refused,
         failed=len(bad) - refused,
         failures=dict(Counter(record.reason for record in bad).most_common()),
+        failure_examples=_examples(bad),
         failure_share=len(bad) / len(records) if records else 0.0,
         retry_after_s=spread_of(r.retry_after_s for r in bad if r.retry_after_s is not None),
         prompt_tokens=prompt,
@@ -129,6 +136,14 @@ def figures_of(
         client_lag_ms=_ms(record.lag_s for record in records),
         client_cpu_share=client_cpu_s / duration_s,
     )
+
+
+def _examples(bad: Iterable[Record]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for record in bad:
+        if record.detail:
+            found.setdefault(record.reason, record.detail[:LONGEST_EXAMPLE])
+    return found
 
 
 def token_gaps(record: Record) -> Iterator[tuple[float, float]]:

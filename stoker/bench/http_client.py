@@ -15,6 +15,9 @@ import httptools
 from stoker.bench.errors import BenchError
 from stoker.bench.stream import Clock, Listener
 
+LONG_IDLE_S = 1.0
+"""Servers close connections that have been idle for a while; none does after less than this."""
+
 
 class WholeBody:
     """An answer that is wanted whole."""
@@ -66,7 +69,8 @@ class HttpClient:
         self._root = url.path.rstrip("/")
         self._headers = {"host": url.netloc.rpartition("@")[2], **(headers or {})}
         self._clock = clock
-        self._idle: list[_Connection] = []
+        self._idle: list[tuple[_Connection, float]] = []
+        """And since when; the last one used is used again first."""
         self._open: set[_Connection] = set()
 
     async def post(self, path: str, body: bytes, listener: Listener) -> None:
@@ -97,15 +101,16 @@ class HttpClient:
 
     async def _exchange(self, request: bytes, listener: Listener) -> None:
         while self._idle:
-            connection = self._idle.pop()
+            connection, since_s = self._idle.pop()
             if connection.is_closed:
                 continue
+            is_stale = self._clock() - since_s >= LONG_IDLE_S
             try:
                 await self._run(connection, request, listener)
             except ServerClosed:
-                if connection.has_heard:
+                if connection.has_heard or not is_stale:
                     raise
-                continue  # it had been idle for longer than the server keeps them
+                continue  # closed while the request was on its way; the server never saw it
             return
         await self._run(await self._connect(), request, listener)
 
@@ -127,7 +132,7 @@ class HttpClient:
             connection.close()
             raise
         if can_stay:
-            self._idle.append(connection)
+            self._idle.append((connection, self._clock()))
         else:
             connection.close()
 

@@ -74,7 +74,7 @@ def run_batch(
     began_s = perf_counter()
     with PeakMemory(without=without_pid) as peak:
         outputs = client.generate(prompts, params, on_answer=on_answer)
-    wall_s = perf_counter() - began_s
+        wall_s = perf_counter() - began_s
     for output in outputs:
         for completion in output.outputs:
             if completion.finish_reason not in WHOLE_ENDS:

@@ -47,8 +47,11 @@ class PeakMemory:
         pause_s = SAMPLE_S
         while not self._over.wait(pause_s):
             began = time.perf_counter()
-            self.bytes = max(self.bytes, tree_bytes(self._pid, self._without))
+            self._look()
             pause_s = max(SAMPLE_S, (time.perf_counter() - began) / MOST_SHARE)
+
+    def _look(self) -> None:
+        self.bytes = max(self.bytes, tree_bytes(self._pid, self._without))
 
     def __enter__(self) -> "PeakMemory":
         self._thread.start()
@@ -62,3 +65,4 @@ class PeakMemory:
     ) -> None:
         self._over.set()
         self._thread.join()
+        self._look()  # a short block may have ended before the first sample

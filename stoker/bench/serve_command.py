@@ -219,8 +219,10 @@ def _show(report: ServeReport, points: list[Point]) -> None:
         show_table(count_rows(points[0]))
         show_table(latency_rows(latencies_of(points[0].figures)))
     for point in points:
+        where = f"{point.label}: " if len(points) > 1 else ""
+        for reason, example in point.figures.failure_examples.items():
+            print(f"stoker: {where}{reason}: {example}", file=sys.stderr)
         for warning in point.warnings:
-            where = f"{point.label}: " if len(points) > 1 else ""
             print(f"stoker: warning: {where}{warning}", file=sys.stderr)
 
 

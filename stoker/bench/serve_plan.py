@@ -4,6 +4,7 @@ import gc
 import math
 import random
 import secrets
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -133,7 +134,18 @@ async def measure(
     plan: ServePlan, post: Post, clock: Clock, *, shows_progress: bool = False
 ) -> list[Point]:
     """Make all runs of a plan, one after the other."""
-    return [await _measure_one(plan, tempo, post, clock, shows_progress) for tempo in plan.tempos]
+    points = []
+    for i, tempo in enumerate(plan.tempos, start=1):
+        point = await _measure_one(plan, tempo, post, clock, shows_progress)
+        points.append(point)
+        if shows_progress and len(plan.tempos) > 1:
+            figures, count = point.figures, len(plan.tempos)
+            print(
+                f"run {i} of {count} ({point.label}): {figures.completed} of {figures.sent} "
+                f"requests in {figures.duration_s:.1f} s",
+                file=sys.stderr,
+            )
+    return points
 
 
 async def _measure_one(

@@ -101,7 +101,7 @@ class Reply:
         self.usage: Usage | None = None
         self.is_whole = False
         """Whether the body came to its own end."""
-        self._is_done = False
+        self._is_done = self._has_events = False
         self._trouble: str | None = None
         self._ended_alone = False
         self._rest = b""
@@ -123,6 +123,7 @@ class Reply:
         self._rest = lines.pop()
         for line in lines:
             if line.startswith(b"data:"):
+                self._has_events = True
                 self._take(line[5:].strip(), now)
 
     def end(self) -> None:
@@ -138,6 +139,8 @@ class Reply:
             return f"HTTP {self.status}"
         if self._trouble is not None:
             return self._trouble
+        if self.is_whole and not self._has_events:
+            return "not a stream"
         if self.finish_reason is None or not (self.is_whole or self._is_done):
             return "stream cut off"
         if self.finish_reason not in GOOD_ENDS:

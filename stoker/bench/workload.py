@@ -138,6 +138,6 @@ Workload: TypeAlias = Synthetic | Recorded
 def short_calls(made_of: MadeUp, seed: int, run: str, count: int) -> list[Call]:
     """Requests to warm a server up with, whose prompts warm no cache for the run's own."""
     short = Synthetic(
-        input_len=LengthMix(((64, 64),)), output_len=LengthMix(((16, 16),)), made_of=made_of
+        input_len=LengthMix(((16, 16),)), output_len=LengthMix(((8, 8),)), made_of=made_of
     )
     return list(islice(short.calls(seed, f"{run} warm-up"), count))

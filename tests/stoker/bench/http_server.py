@@ -124,6 +124,8 @@ class HttpServer:
         return self._script(asked.body, len(self.bodies) - 1)
 
     async def _send(self, writer: asyncio.StreamWriter, answer: Answer) -> None:
+        if answer.is_cut and not answer.pieces:
+            raise ConnectionResetError
         lines = [f"HTTP/1.1 {answer.status} X"]
         lines += [f"{name}: {value}" for name, value in answer.headers.items()]
         if self._framing == "chunked":

@@ -8,16 +8,19 @@ from time import monotonic
 import pytest
 
 from stoker.bench.http_client import BadAddress, HttpClient, ServerClosed
-from stoker.bench.stream import Reply
+from stoker.bench.stream import Clock, Reply
 from tests.stoker.bench.http_server import HttpServer
 from tests.stoker.bench.scripted_server import Answer, refusal, stream_of, text_chunk
 
 
 def talk(
-    url: str, use: Callable[[HttpClient], Coroutine[None, None, None]], **headers: str
+    url: str,
+    use: Callable[[HttpClient], Coroutine[None, None, None]],
+    clock: Clock = monotonic,
+    **headers: str,
 ) -> None:
     async def main() -> None:
-        client = HttpClient(url, headers=headers, clock=monotonic)
+        client = HttpClient(url, headers=headers, clock=clock)
         try:
             await use(client)
         finally:
@@ -27,7 +30,9 @@ def talk(
     asyncio.run(main())
 
 
-def answers(url: str, count: int = 1, at_once: bool = False, **headers: str) -> list[Reply]:
+def answers(
+    url: str, count: int = 1, at_once: bool = False, clock: Clock = monotonic, **headers: str
+) -> list[Reply]:
     replies = [Reply() for _ in range(count)]
 
     async def ask(client: HttpClient) -> None:
@@ -38,7 +43,7 @@ def answers(url: str, count: int = 1, at_once: bool = False, **headers: str) -> 
             for post in posts:
                 await post
 
-    talk(url, ask, **headers)
+    talk(url, ask, clock, **headers)
     return replies
 
 
@@ -91,13 +96,26 @@ def test_requests_at_once_have_connections_of_their_own() -> None:
     assert server.num_connections == 4
 
 
-def test_a_kept_connection_that_the_server_has_closed_is_replaced_unnoticed() -> None:
+def test_a_connection_closed_while_it_was_idle_for_long_is_replaced_unnoticed() -> None:
+    ten_seconds_on = iter(range(0, 10_000, 10))
     with HttpServer(tokens) as server:
         server.closes_after = 1
-        replies = answers(server.url, 4)
+        replies = answers(server.url, 4, clock=lambda: float(next(ten_seconds_on)))
 
     assert [reply.failure for reply in replies] == [None] * 4
     assert server.num_connections == 4
+
+
+def test_a_server_that_hangs_up_on_a_request_has_failed_it() -> None:
+    """Asking again would hide it: the connection was in use a moment ago."""
+
+    def hang_up(_: object, i: int) -> Answer:
+        return Answer(is_cut=True) if i == 1 else tokens()
+
+    with HttpServer(hang_up, framing="length") as server, pytest.raises(ServerClosed):
+        answers(server.url, 2, clock=lambda: 0.0)
+
+    assert len(server.asked) == 2
 
 
 def test_an_answer_cut_in_its_middle_is_an_error_and_not_asked_for_again() -> None:

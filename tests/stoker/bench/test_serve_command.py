@@ -41,10 +41,8 @@ def bench(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Bench:
 
     def run(server: HttpServer, *arguments: str, workload: tuple[str, ...] = SMALL) -> Done:
         path = tmp_path / "report.json"
-        code = main(
-            ["bench", "serve", "--base-url", server.url, "--json", str(path)]
-            + [*workload, *arguments]
-        )
+        where = ("--base-url", server.url, "--json", str(path))
+        code = main(["bench", "serve", *where, *workload, *arguments])
         printed = capsys.readouterr()
         report = msgspec.json.decode(path.read_bytes(), type=ServeReport)
         return Done(code, printed.out, printed.err, report)
@@ -109,6 +107,7 @@ def test_case_144_a_server_that_refuses_a_third_is_counted_right_and_fails_the_c
     assert (strict.code, lenient.code) == (1, 0)
     assert "33.3% of the requests of a run failed" in strict.err
     assert "HTTP 503" in strict.out
+    assert 'HTTP 503: {"error": {"message": "no"}}' in strict.err
 
 
 def test_refusals_for_want_of_room_are_shown_apart(bench: Bench) -> None:

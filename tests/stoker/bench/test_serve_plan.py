@@ -155,7 +155,7 @@ def test_warm_ups_come_first_and_are_not_counted() -> None:
 
     assert len(bodies) == 11
     assert point.figures.sent == 8
-    assert [body["max_tokens"] for body in bodies[:3]] == [16, 16, 16]
+    assert [body["max_tokens"] for body in bodies[:3]] == [8, 8, 8]
     assert point.figures.duration_s == pytest.approx(0.4)
 
 

@@ -129,6 +129,7 @@ def test_lines_that_are_no_data_are_left() -> None:
         (Reply(), "no answer"),
         (fed((0.0, b'{"error": 1}'), status=503), "HTTP 503"),
         (fed((0.0, event(error={"message": "died"}))), "error in the stream"),
+        (fed((0.0, b'{"choices": [{"text": "all at once"}]}\n')), "not a stream"),
         (fed((0.0, b"data: {nonsense\n\n")), "unreadable chunk"),
         (fed((0.0, text_chunk("a"))), "stream cut off"),
         (fed((0.0, text_chunk("a", "length")), is_whole=False), "stream cut off"),
