@@ -34,7 +34,7 @@ _log = EventLog("api")
 class Answer(Chunks, Protocol):
     """What a route makes of a call."""
 
-    def whole(self) -> Struct | dict[str, object]:
+    def whole(self) -> Struct:
         """All of it, once all outputs have ended."""
 
 

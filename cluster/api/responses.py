@@ -7,12 +7,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cluster.api.conversation import chat_ids, num_chars
+from cluster.api.description import answers
 from cluster.api.errors import bad_request
 from cluster.api.generation import begin_generation
 from cluster.api.responses_answer import ResponsesAnswer
 from cluster.api.responses_body import ResponsesBody
 from cluster.api.responses_input import messages_of
 from cluster.api.responses_sampling import responses_sampling
+from cluster.api.responses_shapes import ResponseEvent, ResponseObject
 from cluster.api.tools.responses import responses_tool_use
 from cluster.frontend.draft import Draft
 from cluster.frontend.tokenizer import Tokenizer
@@ -27,7 +29,7 @@ _STORED = {
 }
 
 
-@router.post("/v1/responses")
+@router.post("/v1/responses", responses=answers(ResponseObject, chunk=ResponseEvent))
 async def create_response(request: Request, body: ResponsesBody) -> Response:
     """Answer a text or a conversation, with typed events if streamed."""
     generation = await begin_generation(request, body, "resp")

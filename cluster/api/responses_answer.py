@@ -9,7 +9,15 @@ from cluster.api.calls import Call
 from cluster.api.errors import ApiError
 from cluster.api.growth import Growth, OutputReader
 from cluster.api.responses_body import ResponsesBody
-from cluster.api.responses_output import Fields, OutputItems
+from cluster.api.responses_output import Event, OutputItems
+from cluster.api.responses_shapes import (
+    IncompleteDetails,
+    InputTokensDetails,
+    ResponseFailure,
+    ResponseObject,
+    ResponseUsage,
+    Status,
+)
 from cluster.api.token_logprobs import LogprobReader
 from cluster.api.tools.use import ToolUse
 from cluster.api.usage import usage_of
@@ -42,14 +50,13 @@ class ResponsesAnswer:
             )
         self._reader = OutputReader(output, logprobs)
         self._items = OutputItems(
-            None if tool_use is None else tool_use.parser(),
-            lambda prefix: prefix + draw_id(),
+            None if tool_use is None else tool_use.parser(), lambda prefix: prefix + draw_id()
         )
         self._num_events = 0
         self._is_cut = False
 
     def growth(self) -> bytes:
-        events: list[Fields] = []
+        events: list[Event] = []
         if not self._num_events:
             response = self._response("in_progress")
             events += (
@@ -62,23 +69,22 @@ class ResponsesAnswer:
         return self._frames(events)
 
     def closing(self) -> bytes:
-        status = self._final_status
-        return self._frames([{"type": f"response.{status}", "response": self._response(status)}])
+        response = self._response(self._final_status)
+        return self._frames([{"type": f"response.{response.status}", "response": response}])
 
     def failing(self, error: ApiError) -> bytes:
-        """What ends a stream that cannot go on."""
-        response = self._response("failed")
-        response["error"] = {"code": "server_error", "message": str(error)}
+        failure = ResponseFailure(code="server_error", message=str(error))
+        response = self._response("failed", failure)
         return self._frames([{"type": "response.failed", "response": response}])
 
-    def whole(self) -> Fields:
+    def whole(self) -> ResponseObject:
         """The answer, once the output has ended."""
         growth = self._reader.read()
         assert growth is not None, "read twice"
         self._take(growth)
         return self._response(self._final_status)
 
-    def _take(self, growth: Growth) -> list[Fields]:
+    def _take(self, growth: Growth) -> list[Event]:
         events = self._items.grow(growth.text, growth.entries)
         if growth.finish_reason is not None:
             self._is_cut = growth.finish_reason == "length"
@@ -86,64 +92,56 @@ class ResponsesAnswer:
         return events
 
     @property
-    def _final_status(self) -> str:
+    def _final_status(self) -> Status:
         return "incomplete" if self._is_cut else "completed"
 
-    def _frames(self, events: Iterable[Fields]) -> bytes:
+    def _frames(self, events: Iterable[Event]) -> bytes:
         """Numbered through the whole stream; each names its type twice, as the protocol has it."""
         frames: list[bytes] = []
         for event in events:
             event["sequence_number"] = self._num_events
             self._num_events += 1
-            frames.append(b"event: %s\ndata: " % str(event["type"]).encode())
+            frames.append(f"event: {event['type']}\ndata: ".encode())
             frames.append(_ENCODER.encode(event) + b"\n\n")
         return b"".join(frames)
 
-    def _response(self, status: str) -> Fields:
-        body = self._body
-        is_over = status != "in_progress"
-        return {
-            "id": self._call.id,
-            "object": "response",
-            "created_at": self._created,
-            "status": status,
-            "background": False,
-            "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if self._is_cut else None,
-            "instructions": body.instructions,
-            "max_output_tokens": body.max_output_tokens,
-            "max_tool_calls": None,
-            "model": self._model,
-            "output": self._items.closed if is_over else [],
-            "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "previous_response_id": None,
-            "reasoning": {"effort": None, "summary": None},
-            "service_tier": "default",
-            "store": False,
-            "temperature": self._sampling.temperature,
-            "text": {"format": _said(body.text and body.text.format) or {"type": "text"}},
-            "tool_choice": _said(body.tool_choice) or "auto",
-            "tools": [_said(tool) for tool in body.tools or ()],
-            "top_logprobs": body.top_logprobs or 0,
-            "top_p": self._sampling.top_p,
-            "truncation": "disabled",
-            "usage": self._usage() if is_over else None,
-            "user": body.user if isinstance(body.user, str) else None,
-            "metadata": body.metadata if isinstance(body.metadata, dict) else {},
-        }
+    def _response(self, status: Status, error: ResponseFailure | None = None) -> ResponseObject:
+        body, is_over = self._body, status != "in_progress"
+        return ResponseObject(
+            id=self._call.id,
+            created_at=self._created,
+            status=status,
+            error=error,
+            incomplete_details=IncompleteDetails("max_output_tokens") if self._is_cut else None,
+            output=self._items.closed if is_over else [],
+            usage=self._usage() if is_over else None,
+            model=self._model,
+            instructions=body.instructions,
+            max_output_tokens=body.max_output_tokens,
+            temperature=self._sampling.temperature,
+            top_p=self._sampling.top_p,
+            top_logprobs=body.top_logprobs or 0,
+            text={"format": _said(body.text and body.text.format) or {"type": "text"}},
+            tools=[_said(tool) for tool in body.tools or ()],
+            tool_choice=body.tool_choice
+            if isinstance(body.tool_choice, str)
+            else _said(body.tool_choice) or "auto",
+            parallel_tool_calls=body.parallel_tool_calls is not False,
+            metadata=body.metadata if isinstance(body.metadata, dict) else {},
+            user=body.user if isinstance(body.user, str) else None,
+        )
 
-    def _usage(self) -> Fields:
+    def _usage(self) -> ResponseUsage:
         usage = usage_of(self._call)
         cached = usage.prompt_tokens_details.cached_tokens
-        return {
-            "input_tokens": usage.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
-            "output_tokens": usage.completion_tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": usage.total_tokens,
-        }
+        return ResponseUsage(
+            input_tokens=usage.prompt_tokens,
+            input_tokens_details=InputTokensDetails(cached_tokens=cached),
+            output_tokens=usage.completion_tokens,
+            total_tokens=usage.total_tokens,
+        )
 
 
-def _said(part: BaseModel | str | None) -> object:
+def _said(part: BaseModel | None) -> dict[str, object]:
     """A part of the body as it was said, with what was left out as null."""
-    return part.model_dump(mode="json", by_alias=True) if isinstance(part, BaseModel) else part
+    return {} if part is None else part.model_dump(mode="json", by_alias=True)
