@@ -50,6 +50,9 @@ class HttpConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     read_timeout_s: Annotated[
         Positive, setting("Longest time that a request's headers, and then its body, may take.")
     ] = 30.0
+    write_timeout_s: Annotated[
+        Positive, setting("A reader of a stream that takes nothing for so long is cut off.")
+    ] = 30.0
     keep_alive_s: Annotated[Positive, setting("Idle connections are closed after this time.")] = (
         75.0
     )
