@@ -9,6 +9,7 @@ In this order, as vLLM's meanings and transformers' repetition penalty have it:
     allowed_token_ids   every other id is banned
     bad_word_ids        the last id is banned where the output ends in the ones before it
     min_tokens          end ids and stop ids are banned in the first output tokens
+    grammar             every id is banned that cannot follow (`worker.guide`)
 
 All of it touches a few ids per row, so rows are edited together: one list of places in the
 flat logits per kind of change. Rows that ask for nothing never come here.
@@ -50,6 +51,7 @@ class SequenceEdits:
         self.allowed = None if allowed is None else np.unique(_ids(allowed))
         self.bad_words = [_ids(word) for word in asked.bad_word_ids]
         self.guarded_until = admission.num_prompt + asked.min_tokens
+        self.is_guided = asked.grammar is not None
         self.guarded = NO_IDS
         if asked.min_tokens:
             self.guarded = np.unique(_ids((*admission.end_ids, *asked.stop_token_ids)))
@@ -58,7 +60,7 @@ class SequenceEdits:
     def active_until(self) -> int:
         """From this position on the sequence asks for nothing."""
         is_lasting = self.counts or len(self.bias) or self.allowed is not None or self.bad_words
-        if is_lasting:
+        if is_lasting or self.is_guided:
             return FOR_EVER
         return self.guarded_until if len(self.guarded) else 0
 

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -9,12 +10,14 @@ import torch
 from torch import Tensor
 
 from kvcache.geometry import KVGeometry, blocks_for
-from scheduler.plan import LogprobRows, StepPlan, StepResult
+from scheduler.plan import FailedSlice, LogprobRows, StepPlan, StepResult
 from worker import logprobs
 from worker.batch import Slices, SlotTable
 from worker.config import RunnerConfig
 from worker.errors import ModelError
+from worker.grammar import tokenizer_of
 from worker.graphs import CudaCapture, DecodeGraphs, graph_sizes
+from worker.guide import Guide
 from worker.kv_store import KVStore
 from worker.memory import Capacity, measure_memory, num_blocks_for
 from worker.models.decoder import Decoder
@@ -70,8 +73,10 @@ class ModelRunner:
         self._forwarded_at = 0.0
         self._sampler: Sampler | None = None
         if config.rank == 0:
+            vocab_size = self.spec.vocab_size
+            guide = Guide(lambda: tokenizer_of(config.model_dir, vocab_size), vocab_size)
             self._sampler = Sampler(
-                config.max_num_seqs, self.spec.vocab_size, self._device, find_draw(self._ops)
+                config.max_num_seqs, vocab_size, self._device, find_draw(self._ops), guide
             )
         torch.set_num_threads(config.num_threads)
 
@@ -136,9 +141,9 @@ class ModelRunner:
         slices = self._table.apply(plan)
         self._begin_and_end_sequences(plan)
         sampled = np.empty(0, dtype=np.int64)
-        scores: LogprobRows | None = None
+        parts = _Parts([], {})
         if slices.num_tokens:
-            sampled, scores = self._compute(slices)
+            sampled = self._compute(slices, parts)
             self._table.record(slices, sampled)
         if self._config.rank != 0:
             return None
@@ -146,7 +151,8 @@ class ModelRunner:
             epoch=plan.epoch,
             step=plan.step,
             token=sampled.astype(np.int32),
-            logprobs=scores,
+            logprobs=logprobs.joined(parts.logprobs),
+            failed=tuple(FailedSlice(row=row, message=m) for row, m in parts.failed.items()),
             compute_s=time.perf_counter() - begin,
             forward_s=self._forwarded_at - begin,
         )
@@ -155,6 +161,8 @@ class ModelRunner:
         """Leave the group and give back all memory."""
         self._graphs = None  # before what it has recorded of the communicator
         self._communicator.close()
+        if self._sampler is not None:
+            self._sampler.close()
         self._decoder = self._store = self._table = self._sampler = None
 
     def _begin_and_end_sequences(self, plan: StepPlan) -> None:
@@ -167,19 +175,21 @@ class ModelRunner:
             if self._sampler is not None:
                 self._sampler.admit(admission)
 
-    def _compute(self, slices: Slices) -> tuple[npt.NDArray[np.int64], LogprobRows | None]:
-        """Tokens of the slices that sample, and on rank 0 log-probabilities that were asked."""
+    def _compute(self, slices: Slices, parts: "_Parts") -> npt.NDArray[np.int64]:
+        """Tokens of the slices that sample. On rank 0, adds to `parts`."""
         assert self._table is not None
+        if self._sampler is not None:
+            rows = np.flatnonzero(slices.samples)
+            self._sampler.prepare(slices.slot[rows], slices.stop[rows], self._table.tokens)
         sampling = slices.offsets[1:][slices.samples] - 1
         scored = self._scores.wanted(slices)
         hidden = self._forward(slices, np.concatenate((sampling, scored)).astype(np.int64))
         self._forwarded_at = time.perf_counter()
-        parts = self._score_prompts(slices, hidden[len(sampling) :])
+        parts.logprobs += self._score_prompts(slices, hidden[len(sampling) :])
         if not len(sampling):
-            return np.empty(0, dtype=np.int64), logprobs.joined(parts)
+            return np.empty(0, dtype=np.int64)
         tokens = self._sample(slices, hidden[: len(sampling)], parts)
-        tokens = self._communicator.broadcast(tokens)
-        return tokens.cpu().numpy(), logprobs.joined(parts)
+        return self._communicator.broadcast(tokens).cpu().numpy()
 
     def _forward(self, slices: Slices, rows: npt.NDArray[np.int64]) -> Tensor:
         """Hidden states of some of the step's tokens, [len(rows), hidden]."""
@@ -200,8 +210,8 @@ class ModelRunner:
         self._ops.begin_step(batch, self._decoder.shape, self._config.block_size)
         return self._decoder.forward(batch, layers, rows)
 
-    def _sample(self, slices: Slices, hidden: Tensor, parts: list[LogprobRows]) -> Tensor:
-        """[R] int64: chosen on rank 0, to be filled on the others. Appends to `parts`."""
+    def _sample(self, slices: Slices, hidden: Tensor, parts: "_Parts") -> Tensor:
+        """[R] int64: chosen on rank 0, to be filled on the others. Adds to `parts`."""
         logits = self._gathered_logits(hidden)
         if logits is None or self._sampler is None:
             return torch.empty(hidden.shape[0], dtype=torch.int64, device=self._device)
@@ -211,7 +221,8 @@ class ModelRunner:
             logits, slices.slot[rows], slices.stop[rows], self._table.tokens, rows
         )
         if chosen.logprobs is not None:
-            parts.append(chosen.logprobs)
+            parts.logprobs.append(chosen.logprobs)
+        parts.failed.update({int(rows[row]): why for row, why in chosen.failed.items()})
         return chosen.token
 
     def _score_prompts(self, slices: Slices, hidden: Tensor) -> list[LogprobRows]:
@@ -288,6 +299,15 @@ class ModelRunner:
             whole = torch.ones(len(logits), dtype=torch.int64, device=self._device)
             share = whole.double()
             draw(logits, share.float(), whole, share, share, whole, whole)
+
+
+@dataclass(slots=True)
+class _Parts:
+    """What rank 0 answers beside tokens."""
+
+    logprobs: list[LogprobRows]
+    failed: dict[int, str]
+    """Why sequences cannot go on, by slice"""
 
 
 def choose_dtype(wanted: str, checkpoint: str, device: torch.device) -> torch.dtype:

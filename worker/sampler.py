@@ -1,11 +1,11 @@
 """From logits to tokens, each row on its own: by its parameters, its past and its number.
 
 The order is: log-probabilities of the raw logits are taken, `worker.edits` (penalties, bias,
-bans), temperature, `worker.filters` (min_p, top_k, top_p), and then the first id whose
-cumulative probability exceeds the row's random number. That number is a function of (seed,
-position), so batch-mates, chunking, preemption and recovery change nothing. On a CPU every
-step of it computes each row in the same order of operations whatever else is in the batch,
-so the same logits give the same token, bit for bit.
+bans), `worker.guide` (grammars), temperature, `worker.filters` (min_p, top_k, top_p), and then
+the first id whose cumulative probability exceeds the row's random number. That number is a
+function of (seed, position), so batch-mates, chunking, preemption and recovery change nothing.
+On a CPU every step of it computes each row in the same order of operations whatever else is in
+the batch, so the same logits give the same token, bit for bit.
 """
 
 from collections.abc import Callable
@@ -23,6 +23,7 @@ from worker import logprobs
 from worker.chance import uniform
 from worker.edits import SequenceEdits, edit, fallback
 from worker.filters import Filters, survivors
+from worker.guide import Guide
 from worker.ranking import LARGEST, BadLogits, leaders
 
 NO_LOGPROBS = -1
@@ -53,6 +54,8 @@ class SampledRows:
     """[R] int64, on the device of the logits"""
     logprobs: LogprobRows | None
     """Of the tokens whose sequences asked, by row"""
+    failed: dict[int, str]
+    """Why sequences cannot go on, by row of the logits; their tokens mean nothing"""
 
 
 class Sampler:
@@ -60,6 +63,7 @@ class Sampler:
 
     The columns are on the host: a step gathers the rows it needs and sends those alone. With
     `draw`, a device's own kernel takes the step from edited logits to tokens; else torch does.
+    Without `guide`, no sequence may have a grammar.
     """
 
     def __init__(
@@ -68,10 +72,12 @@ class Sampler:
         vocab_size: int,
         device: str | torch.device,
         draw: Draw | None = None,
+        guide: Guide | None = None,
     ) -> None:
         self._vocab_size = vocab_size
         self._device = torch.device(device)
         self._draw_on_device = draw
+        self._guide = guide
         self._is_held = np.zeros(max_num_seqs, dtype=np.bool_)
         self._seed = np.zeros(max_num_seqs, dtype=np.int64)
         self._is_greedy = np.ones(max_num_seqs, dtype=np.bool_)
@@ -103,17 +109,32 @@ class Sampler:
         self._top_k[slot] = top_k
         self._top_p[slot] = asked.top_p
         self._min_p[slot] = asked.min_p
+        if edits.is_guided:
+            assert self._guide is not None, f"slot {slot} has a grammar, but there is no guide"
+            self._guide.admit(admission)
 
     def release(self, slot: int) -> None:
         """Forget the sequence that had the slot."""
         assert self._is_held[slot], f"slot {slot} is released but not held"
         self._is_held[slot] = False
         self._edits.pop(slot, None)
+        if self._guide is not None:
+            self._guide.release(slot)
 
     @property
     def num_edited(self) -> int:
         """Admitted sequences of which something is kept beyond the columns."""
         return len(self._edits)
+
+    def prepare(self, slots: Int32Array, positions: Int32Array, history: Int32Array) -> None:
+        """Begin what can be done before the logits are there; as for `sample`, which follows."""
+        if self._guide is not None:
+            self._guide.prepare(slots, positions, history)
+
+    def close(self) -> None:
+        """End the threads of the guide."""
+        if self._guide is not None:
+            self._guide.close()
 
     def sample(
         self,
@@ -155,7 +176,10 @@ class Sampler:
                 logits.index_select(0, index), slots[edited], positions[edited], history
             )
         rows = np.arange(len(slots), dtype=np.int32) if rows is None else rows
-        return SampledRows(token, self._score(logits, token, slots, positions, rows))
+        failed = {} if self._guide is None else self._guide.failures(slots.tolist())
+        return SampledRows(
+            token, self._score(logits, token, slots, positions, rows, failed), failed
+        )
 
     def _check(self, best: Tensor, slots: Int32Array) -> None:
         """Refuse rows whose largest logit says that they cannot be sampled from."""
@@ -171,10 +195,16 @@ class Sampler:
         sequences = [self._edits[slot] for slot in slots.tolist()]
         edited = logits.clone()
         edit(edited, sequences, positions.tolist(), [history[slot] for slot in slots])
+        if self._guide is not None:
+            self._guide.mask(edited, slots.tolist())
         best, token = self._choose(edited, slots, positions)
         self._check(best, slots)
         for row in torch.isneginf(best).nonzero()[:, 0].tolist():
-            token[row] = fallback(logits[row], sequences[row].allowed)
+            if sequences[row].is_guided:
+                assert self._guide is not None
+                token[row] = self._guide.end_of(int(slots[row]), logits[row])
+            else:
+                token[row] = fallback(logits[row], sequences[row].allowed)
         return token
 
     def _choose(
@@ -247,8 +277,10 @@ class Sampler:
         slots: Int32Array,
         positions: Int32Array,
         rows: Int32Array,
+        failed: dict[int, str],
     ) -> LogprobRows | None:
         num_top = self._num_logprobs[slots]
+        num_top[list(failed)] = NO_LOGPROBS
         asking = np.flatnonzero(num_top != NO_LOGPROBS)
         if not len(asking):
             return None

@@ -66,10 +66,12 @@ class Draft:
     """None if token ids were given."""
     prompt_token_ids: list[int]
     sampling: SamplingParams
-    """The caller's, with `seed`, `max_tokens` and `bad_word_ids` filled in."""
+    """The caller's, with `seed`, `max_tokens`, `bad_word_ids` and `grammar` filled in."""
     options: RequestOptions
     end_ids: tuple[int, ...]
     tokenizer: Tokenizer | None
+    hides_end: bool = False
+    """Whether the text of the token that ends an output is never a part of it."""
 
     @property
     def num_prompt(self) -> int:
@@ -90,6 +92,8 @@ class Draft:
         An ordinary one, which ends it as one of `stop_token_ids`, is trimmed like a stop
         string; for special tokens `skip_special_tokens` decides.
         """
+        if self.hides_end:
+            return False
         if self.sampling.include_stop_str_in_output:
             return True
         return self.tokenizer is not None and token_id in self.tokenizer.special_ids
@@ -106,6 +110,7 @@ class Draft:
                 seed=self.sampling.seed + index,
                 stop=(),
                 bad_words=(),
+                structured_outputs=None,
             ),
             end_ids=self.end_ids,
             priority=self.options.priority,
@@ -231,12 +236,8 @@ def _completed(
 ) -> SamplingParams:
     if not isinstance(sampling, SamplingParams):
         raise _wrong("sampling_params", "SamplingParams", sampling)
-    if tokenizer is None and (sampling.stop or sampling.bad_words):
-        param = "stop" if sampling.stop else "bad_words"
-        raise InvalidRequest(
-            f"{param} needs a tokenizer, and the engine's model has none; use token ids",
-            param=param,
-        )
+    if tokenizer is None:
+        _check_needs_no_tokenizer(sampling)
     room = info.max_model_len - num_prompt
     if sampling.min_tokens > room:
         raise InvalidRequest(
@@ -252,11 +253,21 @@ def _completed(
         seed=seed if sampling.seed is None else sampling.seed,
         max_tokens=room if sampling.max_tokens is None else min(sampling.max_tokens, room),
         bad_word_ids=banned,
+        grammar=None if tokenizer is None else tokenizer.grammar(sampling),
     )
     completed.check_vocabulary(info.vocab_size)
     if tokenizer is not None:
         tokenizer.text_stream(completed)  # refuses stop strings that are too long altogether
     return completed
+
+
+def _check_needs_no_tokenizer(sampling: SamplingParams) -> None:
+    for param in ("stop", "bad_words", "structured_outputs", "grammar"):
+        if getattr(sampling, param):
+            raise InvalidRequest(
+                f"{param} needs a tokenizer, and the engine's model has none; use token ids",
+                param=param,
+            )
 
 
 def _is_int(value: object) -> bool:

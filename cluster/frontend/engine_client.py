@@ -260,6 +260,8 @@ class EngineClient:
                 self._wake()
         if threading.current_thread() is not self._thread:
             self._thread.join(self.config.close_timeout_s + 1.0)
+        if self._tokenizer is not None:
+            self._tokenizer[1].close()
 
     # Waiting, with the lock held
 

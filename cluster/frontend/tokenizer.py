@@ -21,6 +21,7 @@ from cluster.frontend.chat_messages import Json, plain_json, plain_messages
 from cluster.frontend.chat_template import ChatTemplate, NoChatTemplate
 from cluster.frontend.control_tokens import ChatGuard, ControlTokens
 from cluster.frontend.detokenizer import Detokenizer
+from cluster.frontend.grammar_process import GrammarProcess
 from cluster.frontend.raw_tokenizer import ids_of, raw_tokenizer_of, special_tokens_of
 from cluster.frontend.stop_strings import StopStrings
 from cluster.frontend.text_stream import TextStream
@@ -49,6 +50,7 @@ class Tokenizer:
         self._control = ControlTokens(self._raw)
         self._chats: dict[str, tuple[ChatTemplate, ChatGuard]] = {}
         self._lock = threading.Lock()
+        self._grammars = GrammarProcess(files.tokenizer_json)
 
     @classmethod
     def from_files(cls, files: TokenizerFiles) -> "Tokenizer":
@@ -183,6 +185,20 @@ class Tokenizer:
             InvalidRequest: too many words, an empty one, or one of too many tokens.
         """
         return bad_word_ids(words, lambda text: self.encode(text, add_special_tokens=False))
+
+    def grammar(self, sampling: SamplingParams) -> str | None:
+        """What the output must be derived from, if the caller wants it to have a form. The first
+        call starts a process; see `close`.
+
+        Raises:
+            InvalidRequest: it is wrong, not supported, or over a limit.
+        """
+        wanted = sampling.structured_outputs or sampling.grammar
+        return None if wanted is None else self._grammars.grammar_of(wanted)
+
+    def close(self) -> None:
+        """End the process that makes grammars, if it was needed; another call starts it again."""
+        self._grammars.close()
 
     # Ids to text
 

@@ -48,6 +48,7 @@ class Answer:
     logprobs: dict[int, dict[int, float]] = field(default_factory=dict)
     """By position in the sequence: of the token there, and of the most probable ones."""
     finish: Finish = Finish.NOT_YET
+    message: str = ""
     num_cached: int = 0
     num_preemptions: int = 0
 
@@ -233,6 +234,7 @@ class InProcessCluster:
             self.answers[started.handle].num_cached = started.num_cached_tokens
         for ended in batch.ended:
             self.answers[ended.handle].num_preemptions = ended.num_preemptions
+            self.answers[ended.handle].message = ended.message
         if batch.logprobs is not None:
             self._take_logprobs(handles, batch.logprobs)
 
