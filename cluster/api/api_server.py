@@ -1,5 +1,6 @@
 """What every route of one API server process needs: the engine, the settings, live calls."""
 
+import contextlib
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -7,16 +8,21 @@ from typing import TypeVar
 
 from starlette.requests import Request
 
+from cluster.api.api_metrics import ApiMetrics
 from cluster.api.calls import Call
 from cluster.api.errors import NOT_READY, SHUTTING_DOWN, UNKNOWN_MODEL, ApiError
 from cluster.api.exchange import Exchange, note_call
 from cluster.api.step_audience import StepAudience
 from cluster.frontend.draft import Draft
+from cluster.frontend.errors import RequestError
 from cluster.frontend.loop_client import LoopClient
 from cluster.frontend.tokenizer import Tokenizer
 from cluster.frontend.tokenizer_pool import TokenizerPool
 from cluster.http_config import HttpConfig
 from cluster.messages import ServerInfo
+
+EARLY_S = 3600.0
+"""How long an engine may take to become ready for tokenizers to be made before a call comes."""
 
 T = TypeVar("T")
 
@@ -24,11 +30,19 @@ T = TypeVar("T")
 class ApiServer:
     """Reached by routes as `server_of(request)`; lives on one event loop."""
 
-    def __init__(self, config: HttpConfig, engine: LoopClient, pool: TokenizerPool) -> None:
+    def __init__(
+        self,
+        config: HttpConfig,
+        engine: LoopClient,
+        pool: TokenizerPool,
+        *,
+        metrics_dir: str = "",
+    ) -> None:
         self.config = config
         self.engine = engine
         self.pool = pool
         self.audience = StepAudience(engine)
+        self.metrics = ApiMetrics(metrics_dir)
         self.calls: dict[str, Call] = {}
         """Calls that are not answered yet, by our own id, such as "cmpl-…"."""
         self.created = int(time.time())
@@ -37,7 +51,7 @@ class ApiServer:
         """The model's own, by name."""
         self.is_ending = False
         """Whether this process was asked to end: streams without an end of their own end."""
-        self.observers: list[Callable[[Exchange], None]] = []
+        self.observers: list[Callable[[Exchange], None]] = [self.metrics.observe]
         """Told of each HTTP exchange that is over."""
         self._digest = ""
 
@@ -100,11 +114,19 @@ class ApiServer:
         info = self.info
         if info.tokenizer_digest != self._digest:
             files = await self.engine.tokenizer_files()
+            if info.tokenizer_digest == self._digest:
+                return info  # another call was quicker
             if files is not None:
                 self.pool.set_files(files)
             self.chat_templates = {} if files is None else files.chat_templates
             self._digest = info.tokenizer_digest
         return info
+
+    async def load_early(self) -> None:
+        """Have the tokenizers made before the first call needs them."""
+        with contextlib.suppress(ApiError, RequestError):  # then the first call does it
+            await self.engine.wait_ready(EARLY_S)
+            await self.loaded()
 
     async def encode(self, work: Callable[[Tokenizer | None], T], *, num_chars: int) -> T:
         """What `work` returns or raises, on a thread that has a tokenizer; None if there is none.

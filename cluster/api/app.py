@@ -1,5 +1,6 @@
 """The application: which routes there are, and one shape for everything that goes wrong."""
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from importlib.metadata import version
@@ -9,6 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from cluster.api import (
     cancel,
@@ -16,6 +18,7 @@ from cluster.api import (
     completions,
     health,
     live_route,
+    metrics_route,
     models_route,
     page_route,
     responses,
@@ -38,6 +41,7 @@ ROUTERS: Sequence[APIRouter] = (
     cancel.router,
     health.router,
     live_route.router,
+    metrics_route.router,
     page_route.router,
 )
 """One of each module with routes."""
@@ -51,10 +55,13 @@ def create_app(server: ApiServer) -> FastAPI:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         server.engine.start()
+        loading = asyncio.create_task(server.load_early())
         try:
             yield
         finally:
+            loading.cancel()
             await server.engine.close()
+            server.pool.close()
 
     app = FastAPI(
         title="Stoker",
@@ -66,6 +73,7 @@ def create_app(server: ApiServer) -> FastAPI:
     app.state.server = server
     for router in ROUTERS:
         app.include_router(router)
+    server.metrics.routes = {route.path for route in app.routes if isinstance(route, Route)}
     app.openapi_schema = described(app)
     for kind in (ApiError, InvalidRequest, RequestError, Exception):
         app.add_exception_handler(kind, _answer_error)
