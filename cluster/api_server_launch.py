@@ -19,3 +19,5 @@ class ApiServerLaunch(Struct, frozen=True, kw_only=True):
     drain_s: float
     """Time that its running answers get when it is asked to end."""
     log_level: str = "info"
+    metrics_dir: str = ""
+    """Where all API servers of the cluster count together; empty: each for itself."""

@@ -52,7 +52,7 @@ class ApiServers:
         self._log = log
         self._command = command
         self._places = [_Place(number) for number in range(config.api_servers)]
-        self._front_address = self._server_key = ""
+        self._front_address = self._server_key = self._metrics_dir = ""
         self.are_up = False
         """Whether each one has taken connections once."""
 
@@ -60,9 +60,10 @@ class ApiServers:
     def url(self) -> str:
         return self._listener.url
 
-    def start(self, front_address: str, server_key: str) -> None:
+    def start(self, front_address: str, server_key: str, metrics_dir: str = "") -> None:
         """Start all of them; the engine need not be ready."""
         self._front_address, self._server_key = front_address, server_key
+        self._metrics_dir = metrics_dir
         for place in self._places:
             self._start(place)
 
@@ -75,6 +76,7 @@ class ApiServers:
             http=self._config,
             drain_s=self._drain_s,
             log_level=self._log_level,
+            metrics_dir=self._metrics_dir,
         )
         place.process = ApiServerProcess(launch, self._command)
         place.started_s, place.start_at = time.monotonic(), None

@@ -18,6 +18,7 @@ from cluster.back_desk import (
     WorkerLeft,
 )
 from cluster.engine_launch import EngineLaunch
+from cluster.engine_metrics import build_metrics
 from cluster.errors import PeerGone
 from cluster.front_desk import FrontDesk
 from cluster.frontend.tokenizer_files import TokenizerFiles
@@ -35,6 +36,7 @@ from cluster.lanes import Lane
 from cluster.links import EngineLinks
 from cluster.logs import EventLog
 from cluster.messages import (
+    EngineMetrics,
     GenerationDefaults,
     GroupLost,
     GroupReady,
@@ -53,8 +55,9 @@ from cluster.wire import FROM_ENGINE, PROTOCOL_VERSION
 from scheduler.config import ModelLimits
 from scheduler.errors import ConfigError, ProtocolError
 from scheduler.journal import Journal
+from scheduler.meter import Meter
 from scheduler.outbox import Outgoing
-from scheduler.plan import StepResult
+from scheduler.plan import StepPlan, StepResult
 from scheduler.request import Finish
 from scheduler.scheduler import Scheduler
 
@@ -89,12 +92,14 @@ class Engine:
         self._began = clock()
         self._back = BackDesk(links.back, launch.engine_id, launch.key, log)
         self._steps = StepFeed(self._began)
-        self._front = FrontDesk(links.front, tokenizer, self.status, log, self._steps)
+        self._front = FrontDesk(links.front, tokenizer, self.status, self.metrics, log, self._steps)
         self._scheduler: Scheduler | None = None
         """Made when the first group says what the model is."""
         self._groups = {group: self._new_group(group) for group in range(launch.num_groups)}
         self._lanes: dict[int, Lane] = {}
         self._news: list[Outgoing] = []
+        self._num_metric_errors = 0
+        """Of which the log has spoken."""
         self._stop_at: float | None = None
         self._stop_message = ""
 
@@ -186,7 +191,7 @@ class Engine:
         if self._scheduler is None:
             return
         for number, lane in list(self._lanes.items()):
-            while number in self._lanes and (plan := self._scheduler.plan(number, now)):
+            while number in self._lanes and (plan := self._plan(self._scheduler, number, now)):
                 frame = FROM_ENGINE.encode(plan)
                 lane.sent(now)
                 self._steps.planned(number, plan, self._scheduler)
@@ -196,6 +201,13 @@ class Engine:
                     except PeerGone as error:
                         if not error.has_left:  # else its last words come first
                             self._fail(number, lane.epoch, rank, str(error), now, step=plan.step)
+
+    def _plan(self, scheduler: Scheduler, number: int, now: float) -> StepPlan | None:
+        began = self._clock()
+        plan = scheduler.plan(number, now)
+        if plan is not None:
+            scheduler.meter.took("plan", self._clock() - began)
+        return plan
 
     def _flush(self, now: float) -> None:
         news, self._news = self._news, []
@@ -247,14 +259,17 @@ class Engine:
         if self._scheduler is None or lane is None or peer != lane.peers[0]:
             self._back.drop(f"a result for group {number} that it did not have to give")
             return
+        began = self._clock()
         try:
             outcome = self._scheduler.apply(number, result, now)
         except ProtocolError as error:
             self._fail(number, lane.epoch, 0, str(error), now, step=result.step)
             return
         self._news += outcome
+        self._scheduler.meter.took("apply", self._clock() - began)
         if result.epoch == lane.epoch:
-            lane.answered(now)
+            took_s = lane.answered(now)
+            self._scheduler.meter.took("wire", max(0.0, took_s - result.compute_s))
             self._steps.answered(number, result, outcome, now)
 
     # --- groups ---
@@ -391,6 +406,20 @@ class Engine:
             + self._links.back.num_malformed,
             now=now,
         )
+
+    def metrics(self, now: float) -> EngineMetrics:
+        """What was counted and measured. That it cannot be said must not end the serving."""
+        scheduler = self._scheduler
+        meter = Meter() if scheduler is None else scheduler.meter
+        if meter.num_errors > self._num_metric_errors:
+            self._num_metric_errors = meter.num_errors
+            self._log.warning("metric_errors", total=meter.num_errors, error=meter.last_error)
+        try:
+            stats = None if scheduler is None else scheduler.stats()
+            return build_metrics(self.status(now), stats, meter, self._front.refused)
+        except Exception as error:
+            self._log.error("metrics_failed", error=repr(error))
+            return EngineMetrics(model=self._launch.model, values={}, distributions={})
 
     def _end(self) -> None:
         """Tell everybody; the sockets are closed by whoever opened them."""

@@ -16,9 +16,11 @@ from cluster.messages import (
     CancelByLabel,
     Cancelled,
     ClientHello,
+    EngineMetrics,
     EngineStarting,
     EngineStopping,
     FromClient,
+    MetricsRequest,
     Refusal,
     ServerInfo,
     Status,
@@ -52,12 +54,13 @@ class FrontDesk:
         link: ServerLink,
         tokenizer: TokenizerFiles | None,
         status: Callable[[float], Status],
+        metrics: Callable[[float], EngineMetrics],
         log: EventLog,
         steps: StepFeed,
     ) -> None:
         self._link = link
         self._tokenizer_frame = None if tokenizer is None else TO_CLIENT.encode(tokenizer)
-        self._status = status
+        self._status, self._metrics = status, metrics
         self._log = log
         self._steps = steps
         self.clients = Clients(link, log)
@@ -65,6 +68,8 @@ class FrontDesk:
         """Messages that could not be read, or came from peers without a hello."""
         self.prompt_tokens = 0
         """Of requests that were accepted."""
+        self.refused: dict[str, int] = {}
+        """Requests refused before the scheduler saw them, by reason."""
         self._scheduler: Scheduler | None = None
         self._info: ServerInfo | None = None
         self._stopping: EngineStopping | None = None
@@ -135,6 +140,8 @@ class FrontDesk:
                     self._scheduler.abort(client, message.handle.tolist(), now)
             case CancelByLabel(label=label):
                 self._cancel(client, label, now)
+            case MetricsRequest():
+                self._send(client, self._metrics(now), now)
             case StatusRequest():
                 self._send(client, self._status(now), now)
             case TokenizerRequest():
@@ -164,7 +171,9 @@ class FrontDesk:
 
     def _submit(self, client: int, request: Request, now: float) -> None:
         rejection = self._why_closed(request.handle)
-        if rejection is None:
+        if rejection is not None:
+            self._count_refused(rejection.reason)
+        else:
             assert self._scheduler is not None
             rejection = self._scheduler.submit(request, client, now)
         if rejection is None:
@@ -192,7 +201,12 @@ class FrontDesk:
 
     def _why_closed(self, handle: int) -> Rejection | None:
         if self._stopping is not None:
-            return Rejection(handle=handle, reason="shutting_down", message=self._stopping.message)
+            return Rejection(
+                handle=handle,
+                reason="shutting_down",
+                message=self._stopping.message,
+                retry_after_s=max(1.0, self._stopping.drain_s),
+            )
         if self._no_workers:
             return Rejection(handle=handle, reason="no_workers", message=self._no_workers)
         if self._scheduler is None:
@@ -224,6 +238,7 @@ class FrontDesk:
             self._refuse(peer, "unreadable", str(error))
             return
         self._count_dropped("invalid", str(error))
+        self._count_refused("invalid")
         self.clients.answer(peer, Rejection(handle=handle, reason="invalid", message=str(error)))
 
     def _count_dropped(self, reason: str, message: str) -> None:
@@ -232,6 +247,9 @@ class FrontDesk:
             self._log.warning(
                 "front_message_dropped", total=self.num_dropped, reason=reason, error=message
             )
+
+    def _count_refused(self, reason: str) -> None:
+        self.refused[reason] = self.refused.get(reason, 0) + 1
 
     def _send(self, client: int, message: ToClient, now: float) -> None:
         if not self.clients.send(client, message, now):

@@ -30,8 +30,12 @@ class Lane:
         if self._busy_since is None:
             self._busy_since = now
 
-    def answered(self, now: float) -> None:
-        """The oldest plan was answered; the next one has the time of a whole step from now."""
+    def answered(self, now: float) -> float:
+        """The oldest plan was answered; the next one has the time of a whole step from now.
+
+        Returns the seconds since it could begin: it was sent, and the one before was answered.
+        """
+        took_s = now - (now if self._busy_since is None else self._busy_since)
         self.num_unanswered -= 1
         self.num_steps += 1
         self._busy_since = now if self.num_unanswered else None
@@ -39,6 +43,7 @@ class Lane:
             self._recent.append((now, self.num_steps - 1))
         while now - self._recent[0][0] > WINDOW_S:
             self._recent.popleft()
+        return took_s
 
     def deadline(self, step_timeout_s: float) -> float | None:
         """When the oldest plan must be answered; None: there is none."""

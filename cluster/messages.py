@@ -208,6 +208,37 @@ class Status(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="t
     totals: Totals = Totals()
 
 
+class MetricsRequest(Struct, frozen=True, tag_field="type", tag="metrics_request"):
+    """Give me your counts. Answered by `EngineMetrics`, also before `ServerInfo`."""
+
+
+class Sample(Struct, frozen=True):
+    """One series of a metric with one value."""
+
+    labels: tuple[str, ...]
+    """Values of the metric's labels, in the order that docs/metrics.md has them."""
+    value: float
+
+
+class Distribution(Struct, frozen=True):
+    """One series of a histogram."""
+
+    labels: tuple[str, ...]
+    counts: tuple[int, ...]
+    """By bucket, not summed up; the last one is of values above all bounds."""
+    sum: float
+
+
+class EngineMetrics(Struct, frozen=True, kw_only=True, tag_field="type", tag="engine_metrics"):
+    """Answer to `MetricsRequest`: the metrics of docs/metrics.md, by name without prefix."""
+
+    model: str
+    values: dict[str, tuple[Sample, ...]]
+    """Gauges and counters"""
+    distributions: dict[str, tuple[Distribution, ...]]
+    """Histograms"""
+
+
 class WatchSteps(Struct, frozen=True, tag_field="type", tag="watch_steps"):
     """Tell me of each step from now on (`StepNews`), or no more."""
 
@@ -394,7 +425,14 @@ class Shutdown(Struct, frozen=True, kw_only=True, tag_field="type", tag="shutdow
 
 
 FromClient: TypeAlias = (
-    ClientHello | TokenizerRequest | Request | Abort | StatusRequest | CancelByLabel | WatchSteps
+    ClientHello
+    | TokenizerRequest
+    | Request
+    | Abort
+    | StatusRequest
+    | CancelByLabel
+    | MetricsRequest
+    | WatchSteps
 )
 ToClient: TypeAlias = (
     ServerInfo
@@ -406,6 +444,7 @@ ToClient: TypeAlias = (
     | Rejection
     | Status
     | Cancelled
+    | EngineMetrics
     | StepNews
 )
 ToEngine: TypeAlias = (

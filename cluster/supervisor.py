@@ -90,6 +90,7 @@ class Supervisor:
         self._unsent: list[ToEngine] = []
         """For the engine, before it listens."""
         self._link: DealerLink | None = None
+        self._metrics_dir = ""
         self._listens: EngineListens | None = None
         self._ready: set[int] = set()
         self._lost: set[int] = set()
@@ -121,6 +122,8 @@ class Supervisor:
     def _start(self, parts: ExitStack) -> None:
         folder = PrivateFolder(self._config.socket_dir)
         parts.callback(folder.remove)
+        self._metrics_dir = str(folder.path / "metrics")
+        (folder.path / "metrics").mkdir()
         front = self._config.front_address or folder.address("front")
         back = self._config.back_address or folder.address("back")
         self._hands = BackendThread(self._make_backend(self._tell), self._tell)
@@ -161,7 +164,9 @@ class Supervisor:
             self._link.send(TO_ENGINE.encode(message))
         self._unsent.clear()
         if self._api is not None:
-            self._api.start(listens.front_address, self._plan.server_key)
+            self._api.start(
+                listens.front_address, self._plan.server_key, metrics_dir=self._metrics_dir
+            )
         if not listens.back_address.startswith("ipc://"):
             self._start_all_groups(listens.back_address)
 

@@ -383,12 +383,15 @@ class Scheduler:
         return SchedulerStats(
             waiting=self.num_waiting,
             waiting_tokens=self.waiting.num_tokens,
+            promised=self.num_promised,
             running=self.num_running,
             steps=counters.steps,
             mixed_steps=counters.mixed_steps,
+            prefill_steps=counters.prefill_steps,
             decode_tokens=counters.decode_tokens,
             prefill_tokens=counters.prefill_tokens,
             recomputed_tokens=counters.recomputed_tokens,
+            queried_tokens=counters.queried_tokens,
             cached_tokens=counters.cached_tokens,
             output_tokens=counters.output_tokens,
             preemptions=counters.preemptions,
@@ -406,6 +409,8 @@ class Scheduler:
             sequence.started_at = now
             sequence.num_cached_tokens = num_cached
             self.counters.cached_tokens += num_cached
+            if self.config.enable_prefix_caching and sequence.reads_cache:
+                self.counters.queried_tokens += len(sequence.tokens)
         else:
             self.counters.recomputed_tokens += len(sequence.tokens) - num_cached
 
@@ -413,6 +418,7 @@ class Scheduler:
         counters = self.counters
         counters.steps += draft.num_tokens > 0
         counters.mixed_steps += bool(draft.num_decode and draft.num_prefill)
+        counters.prefill_steps += draft.num_decode == 0 < draft.num_prefill
         counters.decode_tokens += draft.num_decode
         counters.prefill_tokens += draft.num_prefill
         counters.preemptions += len(draft.preempted)

@@ -12,10 +12,14 @@ class Counters:
     steps: int = 0
     mixed_steps: int = 0
     """Steps that held decodes and prompt tokens."""
+    prefill_steps: int = 0
+    """Steps that held prompt tokens alone."""
     decode_tokens: int = 0
     prefill_tokens: int = 0
     """Prompt tokens computed, recomputation after preemption included."""
     recomputed_tokens: int = 0
+    queried_tokens: int = 0
+    """Prompt tokens that were looked for in the prefix cache."""
     cached_tokens: int = 0
     """Prompt tokens taken from the prefix cache."""
     output_tokens: int = 0
@@ -58,12 +62,16 @@ class SchedulerStats(Struct, frozen=True, kw_only=True):
 
     waiting: int
     waiting_tokens: int
+    promised: int
+    """Refused requests that were told when to come back, and have not yet."""
     running: int
     steps: int
     mixed_steps: int
+    prefill_steps: int
     decode_tokens: int
     prefill_tokens: int
     recomputed_tokens: int
+    queried_tokens: int
     cached_tokens: int
     output_tokens: int
     preemptions: int

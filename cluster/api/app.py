@@ -7,10 +7,10 @@ from importlib.metadata import version
 
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from cluster.api import (
     cancel,
@@ -73,7 +73,9 @@ def create_app(server: ApiServer) -> FastAPI:
     app.state.server = server
     for router in ROUTERS:
         app.include_router(router)
-    server.metrics.routes = {route.path for route in app.routes if isinstance(route, Route)}
+    server.metrics.routes = {
+        route.path for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)
+    }
     app.openapi_schema = described(app)
     for kind in (ApiError, InvalidRequest, RequestError, Exception):
         app.add_exception_handler(kind, _answer_error)

@@ -53,7 +53,7 @@ async def serve(launch: ApiServerLaunch) -> None:
         )
     )
     pool = TokenizerPool(launch.http.encode_threads)
-    server = ApiServer(launch.http, engine, pool)
+    server = ApiServer(launch.http, engine, pool, metrics_dir=launch.metrics_dir)
     app = guarded(create_app(server), server)
     http = LeavingServer(
         uvicorn_config(app, launch.http),

@@ -32,6 +32,7 @@ FROM_CLIENT = (
     messages.ClientHello(protocol=1, label="me"),
     messages.TokenizerRequest(),
     messages.StatusRequest(),
+    messages.MetricsRequest(),
     messages.CancelByLabel("cmpl-1"),
     Request(
         handle=7,
@@ -82,6 +83,11 @@ TO_CLIENT = (
             ),
         ),
         totals=messages.Totals(finished={"stop": 3}, num_steps=4),
+    ),
+    messages.EngineMetrics(
+        model="m",
+        values={"steps": (messages.Sample(("mixed",), 3.0),)},
+        distributions={"request_seconds": (messages.Distribution((), (0, 2, 1), 4.5),)},
     ),
     messages.StepNews(
         uptime_s=5.0,
