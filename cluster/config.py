@@ -129,6 +129,13 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     max_waiting_tokens: Annotated[
         AtLeastOne, setting("Prompt tokens in the queue above which requests are refused.")
     ] = 4_194_304
+    max_queue_s: Annotated[
+        TimeOrNone | None,
+        setting(
+            "Requests that would wait longer for their turn are refused at once. Less: first "
+            "tokens stay prompt under overload. Default: the two limits above alone."
+        ),
+    ] = None
     max_plans_in_flight: Annotated[
         OneOrTwo, setting("Steps sent ahead of their answers. 1 is for debugging.")
     ] = 2
@@ -227,6 +234,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             max_head_bypasses=self.max_head_bypasses,
             max_waiting_requests=self.max_waiting_requests,
             max_waiting_tokens=self.max_waiting_tokens,
+            max_queue_s=self.max_queue_s,
             exclusive_phases=self.exclusive_phases,
         )
 
