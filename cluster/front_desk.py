@@ -188,7 +188,8 @@ class FrontDesk:
         """End the requests of that label, of any client, and tell the one who asked."""
         serials: list[int] = []
         if self._scheduler is not None and label:
-            theirs = re.compile(rf"{re.escape(label)}(-[0-9]{{1,3}})?")
+            name = re.escape(label)
+            theirs = re.compile(rf"{name} .*|(.* )?{name}(-[0-9]{{1,3}})?")
             serials = [
                 sequence.serial
                 for sequence in self._scheduler.live.values()

@@ -112,8 +112,9 @@ class StatusRequest(Struct, frozen=True, tag_field="type", tag="status_request")
 class CancelByLabel(Struct, frozen=True, tag_field="type", tag="cancel_by_label"):
     """End the live requests with this label, whosever they are. Answered by `Cancelled`.
 
-    A label with `-` and a number below 1000 behind it counts as well: so the outputs of one
-    call are told apart.
+    A label may be several names with a space between them, of which one must be this. Behind
+    the last one `-` and a number below 1000 may stand: so the outputs of one call are told
+    apart.
     Whoever submitted them is told that they ended with an abort.
     """
 

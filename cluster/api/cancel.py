@@ -13,7 +13,12 @@ from cluster.messages import CancelByLabel, Cancelled
 router = APIRouter(tags=["requests"])
 
 RequestId = Annotated[
-    str, Path(max_length=128, description='The `id` of the answer, such as "chatcmpl-…".')
+    str,
+    Path(
+        max_length=128,
+        description='The `id` of the answer, such as "chatcmpl-…", or the `X-Request-Id` that the '
+        "caller sent.",
+    ),
 ]
 
 

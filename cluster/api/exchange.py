@@ -29,6 +29,8 @@ class Exchange:
 
     request_id: str
     """The caller's own `X-Request-Id`, or one that we made; answers and the log carry it."""
+    is_named: bool
+    """Whether the id is the caller's own."""
     method: str
     path: str
     client: str
@@ -67,6 +69,8 @@ class Exchange:
         return figures
 
 
+_log = EventLog("api")
+
 CURRENT: ContextVar[Exchange | None] = ContextVar("stoker_exchange", default=None)
 """The exchange that the running code answers. Set by `ExchangeLog` alone."""
 
@@ -76,6 +80,13 @@ def note_call(call: Call) -> None:
     exchange = CURRENT.get()
     if exchange is not None:
         exchange.call = call
+        _log.debug("call_opened", call=call.id, id=exchange.request_id)
+
+
+def label_of(call_id: str) -> str:
+    """What the engine knows a request by: the caller's own id, if it gave one, and ours."""
+    exchange = CURRENT.get()
+    return f"{exchange.request_id} {call_id}" if exchange and exchange.is_named else call_id
 
 
 class ExchangeLog:
@@ -127,8 +138,10 @@ class ExchangeLog:
     def _begin(self, scope: Scope) -> Exchange:
         given = Headers(scope=scope).get(REQUEST_ID, "")
         client = scope.get("client")
+        is_named = _PLAIN_ID.fullmatch(given) is not None
         return Exchange(
-            request_id=given if _PLAIN_ID.fullmatch(given) else f"req-{secrets.token_hex(12)}",
+            request_id=given if is_named else f"req-{secrets.token_hex(12)}",
+            is_named=is_named,
             method=scope["method"],
             path=scope["path"],
             client=client[0] if client else "",

@@ -2,6 +2,7 @@
 
 import threading
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from cluster.backend import WorkerLaunch
 from cluster.messages import RankCapacity
@@ -31,6 +32,8 @@ class Script:
     fail_at_load: str = ""
     load_s: float = 0.0
     """Loading takes this long."""
+    load_until: str = ""
+    """Loading goes on until there is a file of this name."""
     step_s: float = 0.0
     """A step takes this long."""
     wrong_step: bool = False
@@ -52,6 +55,8 @@ class ScriptedRunner:
     def load(self) -> None:
         print("loading", flush=True)
         threading.Event().wait(self._script.load_s)
+        while self._script.load_until and not Path(self._script.load_until).exists():
+            threading.Event().wait(0.02)
         if self._script.fail_at_load:
             raise ValueError(self._script.fail_at_load)
 

@@ -215,22 +215,22 @@ def test_requests_are_cancelled_by_their_label_whosever_they_are(tmp_path: Path)
         rig.start_worker(Script(step_s=0.01))
         owner, other = rig.client(), rig.client()
         one = [owner.submit(max_tokens=200, label=f"call-1-{n}") for n in (0, 1)]
-        two = owner.submit(max_tokens=50, label="call-1a0b")
-        owner.read_until(lambda: {*one, two} <= owner.tokens.keys())
-        answers = []
-        for label in ("", "call", "call-1", "call-1"):
+        two = owner.submit(max_tokens=200, label="mine-7 call-2b")
+        three = owner.submit(max_tokens=50, label="mine-70 call-1a0b")
+        owner.read_until(lambda: {*one, two, three} <= owner.tokens.keys())
+        counts = {}
+        for label in ("", "call", "mine", "-7", "mine-7 ", "call-1", "mine-7", "call-2b"):
             other.send(messages.CancelByLabel(label))
-            answers.append(other.next_of(messages.Cancelled))
-        owner.finish(*one, two)
+            answer = other.next_of(messages.Cancelled)
+            counts[answer.label] = answer.count
+        owner.finish(*one, two, three)
 
-        assert [(each.label, each.count) for each in answers] == [
-            ("", 0),
-            ("call", 0),
-            ("call-1", 2),
-            ("call-1", 0),
-        ]
-        assert [owner.ends[handle] for handle in one] == [Finish.ABORT] * 2
-        assert owner.ends[two] is Finish.LENGTH
+        assert {label: count for label, count in counts.items() if count} == {
+            "call-1": 2,
+            "mine-7": 1,
+        }
+        assert [owner.ends[handle] for handle in (*one, two)] == [Finish.ABORT] * 3
+        assert owner.ends[three] is Finish.LENGTH
         assert owner.messages[one[0]] == "the request was cancelled by its id"
         wait_for_status(other, is_idle)
 
