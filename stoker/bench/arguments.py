@@ -58,11 +58,6 @@ def add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _add_pace(parser)
     _add_fields(parser)
-    parser.add_argument_group("what is sent").add_argument(
-        "--cache-salt",
-        action="store_true",
-        help="send a new cache_salt in each run, so that no run finds the prefixes of another",
-    )
     _add_judgement(parser)
     _add_output(parser, plots=True)
 
@@ -124,7 +119,7 @@ def _add_workload(parser: argparse.ArgumentParser) -> "argparse._ArgumentGroup":
         type=_count(0),
         default=0,
         metavar="N",
-        help="tokens at the front of synthetic prompts that requests share; implies --expect-cache",
+        help="tokens at the front of synthetic prompts that requests share, for a cache to serve",
     )
     group.add_argument(
         "--random-num-prefixes",
@@ -233,6 +228,11 @@ def _add_fields(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--extra-body", metavar="JSON", default="{}", help="an object with any other fields"
+    )
+    group.add_argument(
+        "--cache-salt",
+        action="store_true",
+        help="a new cache_salt in each run, so that no run finds the prefixes of another",
     )
 
 

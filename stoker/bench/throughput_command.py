@@ -73,7 +73,7 @@ def bench_throughput(arguments: argparse.Namespace) -> int:
             batch = run_batch(client, calls, sampling, on_answer=tell)
     report = _report(arguments, batch, str(workload), sampling)
     if arguments.json != "-":
-        _show(report)
+        _show(report, expects_cache=arguments.random_prefix_len > 0)
     if arguments.json:
         write_json(report, arguments.json)
     return EXIT_OK
@@ -109,7 +109,7 @@ def _report(
     )
 
 
-def _show(report: ThroughputReport) -> None:
+def _show(report: ThroughputReport, *, expects_cache: bool) -> None:
     print(f"{report.machine}\nmodel {report.model}\n{report.workload}, seed {report.seed}\n")
     summary, peak = report.summary, report.peak_memory_bytes
     rows = [
@@ -124,8 +124,8 @@ def _show(report: ThroughputReport) -> None:
     rows += [row for row in summary.rows() if row[0] in known]
     show_table([["", "value"], *map(list, rows)])
     show_table(latency_rows(report.latencies.named()))
-    if summary.prompt_tokens and summary.cached_tokens > WARM_SHARE * summary.prompt_tokens:
-        share = summary.cached_tokens / summary.prompt_tokens
+    share = summary.cached_tokens / max(1, summary.prompt_tokens)
+    if share > WARM_SHARE and not expects_cache:
         print(
             f"stoker: warning: {share:.0%} of the prompt tokens came from the prefix cache; "
             "--no-enable-prefix-caching measures without",

@@ -32,7 +32,9 @@ def pipe(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO(text))
 
 
-@pytest.mark.parametrize("command", ["generate", "chat", "serve", "status", "bench", "fetch", "version"])
+@pytest.mark.parametrize(
+    "command", ["generate", "chat", "serve", "status", "bench", "fetch", "version"]
+)
 def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([command, "--help"])

@@ -4,7 +4,7 @@ import pytest
 
 from cluster.messages import GroupStatus, Status, Totals
 from stoker.outputs import CompletionOutput, RequestMetrics, RequestOutput
-from stoker.summary import percentile, summary_of
+from stoker.summary import summary_of
 
 
 def make_output(num_prompt: int, num_tokens: int, reason: str, ttft_s: float) -> RequestOutput:
@@ -56,10 +56,3 @@ def test_a_batch_without_tokens_has_figures_too() -> None:
 
     assert summary.ttft_p50_s is None
     assert dict(summary.rows())["TTFT p50 / p95"] == "- / -"
-
-
-@pytest.mark.parametrize(
-    ("percent", "value"), [(0, 1), (1, 1), (50, 50), (95, 95), (99.5, 100), (100, 100)]
-)
-def test_percentiles_are_by_nearest_rank(percent: float, value: int) -> None:
-    assert percentile(range(1, 101), percent) == value
