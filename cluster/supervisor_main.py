@@ -127,6 +127,7 @@ def open_http(http: HttpConfig, config: EngineConfig, log: EventLog) -> ApiServe
     log.info("http_bound", url=listener.url, api_servers=http.api_servers)
     if not listener.is_loopback and not http.api_keys:
         log.warning("http_open_to_all", url=listener.url, remedy=OPEN_TO_ALL)
+        print(f"stoker: warning: {OPEN_TO_ALL}", file=sys.stderr)  # whatever the log's level
     return ApiServers(http, listener, drain_s=config.drain_s, log_level=config.log_level, log=log)
 
 
