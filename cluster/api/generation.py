@@ -13,10 +13,12 @@ from starlette.responses import Response
 from cluster.api.api_server import ApiServer, server_of
 from cluster.api.calls import Call
 from cluster.api.errors import bad_request
+from cluster.api.exchange import label_of
 from cluster.api.generation_body import GenerationBody
 from cluster.api.prompts import Drafting, checked_num_kept
 from cluster.api.sampling import check_shared
 from cluster.api.sse import Chunks, EventStream
+from cluster.api.structure import naming_structure
 from cluster.api.unknown_fields import refusal_of, unknown_fields, warning_of
 from cluster.frontend.draft import Draft, RequestOptions
 from cluster.frontend.tokenizer import Tokenizer
@@ -85,7 +87,8 @@ class Generation:
         Raises:
             InvalidRequest, EngineUnreachable, ...: nothing was submitted.
         """
-        drafts = await self.server.encode(work, num_chars=num_chars)
+        with naming_structure(self.body):
+            drafts = await self.server.encode(work, num_chars=num_chars)
         call = self.server.open_call(self.call_id, drafts)
         call.leave_with(self.request.receive)
         return call
@@ -163,7 +166,7 @@ def _options_of(
             priority=0 if body.priority is None else body.priority,
             cache_salt=body.cache_salt,
             timeout_s=default_timeout_s if timeout_s is None else timeout_s,
-            request_id=call_id,
+            request_id=label_of(call_id),
         )
     except InvalidRequest as error:
         if error.param != "timeout_s":

@@ -8,6 +8,8 @@ from typing import Annotated, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, SkipValidation
 
+from cluster.api.structure_body import ResponseFormat, Schema, StructuredOutputsBody
+
 Int: TypeAlias = Annotated[int | None, SkipValidation]
 Float: TypeAlias = Annotated[float | None, SkipValidation]
 Bool: TypeAlias = Annotated[bool | None, SkipValidation]
@@ -71,6 +73,20 @@ class GenerationBody(BaseModel):
     skip_special_tokens: Bool = Field(None, description="Leave special tokens out. True.")
     include_stop_str_in_output: Bool = Field(
         None, description="Keep the stop text, or the text of a stop token, in the output."
+    )
+
+    response_format: ResponseFormat | None = Field(
+        None, description="Text, any JSON object, or JSON by a schema."
+    )
+    structured_outputs: StructuredOutputsBody | None = Field(
+        None, description="The form of the output, in more ways than `response_format` knows."
+    )
+    guided_json: Schema = Field(None, description="As `structured_outputs.json`.")
+    guided_regex: Text = Field(None, description="As `structured_outputs.regex`.")
+    guided_choice: Texts = Field(None, description="As `structured_outputs.choice`.")
+    guided_grammar: Text = Field(None, description="As `structured_outputs.grammar`.")
+    guided_whitespace_pattern: Text = Field(
+        None, description="With `guided_json`: as `structured_outputs.whitespace_pattern`."
     )
 
     priority: Int = Field(None, description="Lower starts first, under that policy.")

@@ -13,6 +13,7 @@ LOGPROBS = "message.output_text.logprobs"
 
 _FOR_OTHER_ROUTES = {
     "n": "make several calls",
+    "response_format": "its name here is text.format",
     "max_tokens": "its name here is max_output_tokens",
     "prompt_logprobs": "use /v1/completions",
     "return_token_ids": "use /v1/completions",

@@ -9,12 +9,15 @@ from cluster.api.chat_body import ChatBody
 from cluster.api.completion_body import CompletionBody
 from cluster.api.errors import bad_request
 from cluster.api.generation_body import GenerationBody
+from cluster.api.structure import structure_of
 from cluster.messages import GenerationDefaults
 from scheduler.errors import InvalidRequest
 from scheduler.sampling import MAX_LOGPROBS, SamplingParams
 
 _SHARED = tuple(
-    name for name in SamplingParams.__struct_fields__ if name in GenerationBody.model_fields
+    name
+    for name in SamplingParams.__struct_fields__
+    if name in GenerationBody.model_fields and name != "structured_outputs"
 )
 
 
@@ -101,7 +104,8 @@ def check_shared(body: GenerationBody, sampling: SamplingParams) -> None:
 def merged(
     body: GenerationBody, defaults: SamplingParams, wanted: dict[str, object]
 ) -> SamplingParams:
-    given = {name: getattr(body, name) for name in _SHARED} | wanted
+    given: dict[str, object] = {name: getattr(body, name) for name in _SHARED}
+    given |= {"structured_outputs": structure_of(body)} | wanted
     return replace(defaults, **{name: v for name, v in given.items() if v is not None})
 
 

@@ -15,6 +15,7 @@ from cluster.api.errors import bad_request
 
 ACCEPTED = frozenset(
     {
+        "guided_decoding_backend",
         "prediction",
         "prompt_cache_key",
         "prompt_cache_retention",
