@@ -34,8 +34,6 @@ async def create_chat_completion(request: Request, body: ChatBody) -> Response:
         parser=generation.server.config.tool_parser,
         templates=generation.server.chat_templates,
     )
-    if tool_use is not None:
-        sampling = tool_use.guided(sampling)
     drafting = generation.drafting(sampling)
 
     def drafts(tokenizer: Tokenizer | None) -> Sequence[Draft]:
@@ -48,6 +46,8 @@ async def create_chat_completion(request: Request, body: ChatBody) -> Response:
                 continue_final_message=body.continue_final_message,
                 template_options=body.chat_template_kwargs,
             )
+            if tool_use is not None:
+                return [tool_use.draft(drafting, ids, tokenizer)]
             return [drafting.draft(ids, tokenizer)]
         except InvalidRequest as error:
             if error.param == "prompt":

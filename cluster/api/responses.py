@@ -44,8 +44,6 @@ async def create_response(request: Request, body: ResponsesBody) -> Response:
         templates=server.chat_templates,
     )
     sampling = responses_sampling(body, server.engine.default_sampling(), info.defaults)
-    if tool_use is not None:
-        sampling = tool_use.guided(sampling)
     drafting = generation.drafting(sampling)
 
     def drafts(tokenizer: Tokenizer | None) -> Sequence[Draft]:
@@ -56,6 +54,8 @@ async def create_response(request: Request, body: ResponsesBody) -> Response:
                 tools=None if tool_use is None else tool_use.described,
                 template_options=body.chat_template_kwargs,
             )
+            if tool_use is not None:
+                return [tool_use.draft(drafting, ids, tokenizer)]
             return [drafting.draft(ids, tokenizer)]
         except InvalidRequest as error:
             if error.param in ("prompt", "messages"):

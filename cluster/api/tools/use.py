@@ -1,16 +1,22 @@
 """What one request may, must or must not do with tools."""
 
+import contextlib
+import dataclasses
+import json
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from msgspec.structs import replace
+import msgspec
 
+from cluster.api.prompts import Drafting
 from cluster.api.tools.formats import FORMATS, ToolFormat, format_of
-from cluster.api.tools.grammar import forced_calls
+from cluster.api.tools.grammar import ANY_ARGUMENTS, NO_ARGUMENTS, CallGrammar, Schema
 from cluster.api.tools.parser import ToolParser
 from cluster.api.tools.shown import template_for_tools
+from cluster.frontend.draft import Draft
+from cluster.frontend.tokenizer import Tokenizer
 from scheduler.errors import InvalidRequest
 from scheduler.sampling import SamplingParams
 from scheduler.structured import StructuredOutputs
@@ -28,6 +34,12 @@ class Function:
     parameters: dict[str, object] | None = None
     """JSON schema of its arguments; None: it takes none."""
     is_strict: bool = False
+
+    def schema_for(self, mode: Mode) -> Schema:
+        """What its arguments are held to: without `strict`, a free answer may try any."""
+        if mode != "required" and not self.is_strict:
+            return ANY_ARGUMENTS
+        return NO_ARGUMENTS if self.parameters is None else self.parameters
 
     def described(self) -> dict[str, object]:
         """As chat templates expect it."""
@@ -67,13 +79,51 @@ class ToolUse:
     def most_calls(self) -> int | None:
         return None if self.choice.is_parallel else 1
 
-    def guided(self, sampling: SamplingParams) -> SamplingParams:
-        """The sampling that keeps the answer to the choice, where something must be called."""
-        if self.choice.mode != "required":
+    def draft(self, drafting: Drafting, ids: list[int], tokenizer: Tokenizer | None) -> Draft:
+        """The request whose answer holds calls as chosen, with their marks in its text.
+
+        Raises:
+            InvalidRequest: it cannot be served.
+        """
+        special = self._special_marks(tokenizer)
+        sampling = self._guided(drafting.sampling, special)
+        if special:
+            sampling = msgspec.structs.replace(sampling, skip_special_tokens=False)
+        try:
+            draft = dataclasses.replace(drafting, sampling=sampling).draft(ids, tokenizer)
+        except InvalidRequest as error:
+            if error.param != "grammar":
+                raise
+            raise InvalidRequest(f"calls of these tools: {error}", param="tools") from error
+        return dataclasses.replace(draft, hides_end=bool(special))
+
+    def _guided(self, sampling: SamplingParams, special: frozenset[str]) -> SamplingParams:
+        """The sampling that keeps the answer to the choice."""
+        grammar = CallGrammar(
+            tool_format=self.tool_format,
+            schemas={each.name: each.schema_for(self.choice.mode) for each in self._callable()},
+            most_calls=self.most_calls,
+            special=special,
+        )
+        wanted = sampling.structured_outputs
+        if self.choice.mode == "required":
+            text = grammar.forced()
+        elif wanted is not None:
+            text = grammar.forced_or(_content_schema(wanted))
+        elif self.tool_format.closing and any(each.is_strict for each in self._callable()):
+            text = grammar.anywhere()
+        else:
             return sampling
-        schemas = {each.name: each.parameters for each in self._callable()}
-        grammar = forced_calls(self.tool_format, schemas, self.most_calls)
-        return replace(sampling, structured_outputs=StructuredOutputs(grammar=grammar))
+        return msgspec.structs.replace(sampling, structured_outputs=None, grammar=text)
+
+    def _special_marks(self, tokenizer: Tokenizer | None) -> frozenset[str]:
+        """Marks of the format that the tokenizer would leave out of the text."""
+        if tokenizer is None:
+            return frozenset()
+        marks = filter(None, (self.tool_format.opening, self.tool_format.closing))
+        return frozenset(
+            mark for mark in marks if tokenizer.token_id(mark) in tokenizer.special_ids
+        )
 
     def parser(self) -> ToolParser:
         """A reader for one output."""
@@ -126,6 +176,22 @@ def tool_use_of(
 
 def new_call_id() -> str:
     return f"call_{secrets.token_hex(12)}"
+
+
+def _content_schema(wanted: StructuredOutputs) -> Schema:
+    """Of an answer that is no call."""
+    if wanted.kind == "json_object":
+        return {"type": "object"}
+    schema: object = None
+    with contextlib.suppress(ValueError):
+        schema = json.loads(wanted.json) if isinstance(wanted.json, str) else None
+    if not isinstance(schema, dict):
+        raise InvalidRequest(
+            f"structured_outputs.{wanted.kind} and tools cannot be had together, unless it is a "
+            "JSON schema, or tool_choice is none or required",
+            param="structured_outputs",
+        )
+    return schema
 
 
 def _check_names(functions: Sequence[Function], choice: ToolChoice) -> None:
