@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from stoker.bench.errors import BenchError
 from stoker.bench.figures import token_gaps
@@ -10,6 +11,9 @@ from stoker.bench.load import is_ok
 from stoker.bench.record import Record
 from stoker.bench.report import Point
 from stoker.spread import Spread
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 
 class NoPlots(BenchError):
@@ -41,8 +45,17 @@ def plot_sweep(points: Sequence[Point], path: Path) -> None:
             axis.plot([x for x, _ in there], [y for _, y in there], marker="o", label=percent)
         for rate, spread, point in zip(rates, spreads, points, strict=True):
             if spread is not None:
-                axis.annotate(point.label, (rate, spread.p99), fontsize=7, rotation=30)
-        axis.set(title=title, xlabel="output tokens/s", ylabel="ms", ylim=(0, None))
+                axis.annotate(
+                    point.label,
+                    (rate, spread.p99),
+                    xytext=(0, 6),
+                    textcoords="offset points",
+                    ha="center",
+                    fontsize=8,
+                )
+        axis.margins(x=0.12, y=0.1)
+        axis.set(title=title, xlabel="output tokens/s", ylabel="ms")
+        axis.set_ylim(bottom=0)
         axis.grid(alpha=0.3)
         axis.legend()
     figure.tight_layout()
@@ -68,20 +81,24 @@ def plot_run(records: Sequence[Record], path: Path) -> None:
         axis.step([value for value, _ in values], shares, where="post")
         axis.set(title=title, xlabel="ms", ylabel="share that is no longer", ylim=(0, 1))
         axis.grid(alpha=0.3)
-    began_s = min((record.due_s for record in records), default=0.0)
-    rows = range(len(good))
-    due = [r.due_s - began_s for r in good]
-    first = [(r.end_s if r.first_s is None else r.first_s) - began_s for r in good]
-    end = [r.end_s - began_s for r in good]
-    axes[2].hlines(rows, due, first, color="tab:orange", label="until the first token")
-    axes[2].hlines(rows, first, end, color="tab:blue", label="streaming")
-    bad = [record for record in records if not is_ok(record)]
-    axes[2].plot([r.end_s - began_s for r in bad], [-1] * len(bad), "rx", label="failed or refused")
-    axes[2].set(title="requests over time", xlabel="s", ylabel="request")
-    axes[2].legend()
+    _draw_timeline(axes[2], good, [record for record in records if not is_ok(record)])
     figure.tight_layout()
     figure.savefig(path, dpi=110)
     _pyplot().close(figure)
+
+
+def _draw_timeline(axis: "Axes", good: Sequence[Record], bad: Sequence[Record]) -> None:
+    """A line for each whole answer, in the order of their arrival, and a mark for each failure."""
+    began_s = min((record.due_s for record in (*good, *bad)), default=0.0)
+    rows = range(len(good))
+    first = [(r.end_s if r.first_s is None else r.first_s) - began_s for r in good]
+    axis.hlines(rows, [r.due_s - began_s for r in good], first, color="tab:orange", label="waiting")
+    axis.hlines(rows, first, [r.end_s - began_s for r in good], color="tab:blue", label="streaming")
+    if bad:
+        ends = [record.end_s - began_s for record in bad]
+        axis.plot(ends, [-1] * len(bad), "rx", label="failed or refused")
+    axis.set(title="requests over time", xlabel="s", ylabel="request")
+    axis.legend(loc="lower right")
 
 
 def _pyplot() -> ModuleType:

@@ -13,7 +13,10 @@ from msgspec import Struct
 
 LONGEST_ERROR_BYTES = 4096
 """Of an error's body that is kept to be shown."""
-GOOD_ENDS = ("stop", "length", "tool_calls", "function_call", "content_filter")
+GOOD_ENDS = {"stop", "length", "tool_calls", "function_call", "content_filter"} | {
+    "eos_token",  # these two are Text Generation Inference's
+    "stop_sequence",
+}
 """Finish reasons of whole answers; others (abort, error) are failures."""
 
 
