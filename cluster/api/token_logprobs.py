@@ -85,6 +85,8 @@ class LogprobReader:
                 break
             offset = self._offsets.here
             added = self._offsets.pass_over(token_id)
+            if not output.is_live and self._num_taken == len(output.token_ids) - 1:
+                added += self._offsets.rest()
             if is_text or self._keeps_all:
                 entries.append(self._entry(self._num_taken, offset, added))
             self._num_taken += 1
@@ -159,3 +161,7 @@ class _Offsets:
         added = "" if self._detokenizer is None else self._detokenizer.feed((token_id,))
         self.here += len(added)
         return added
+
+    def rest(self) -> str:
+        """What was held back, once no token follows."""
+        return "" if self._detokenizer is None else self._detokenizer.flush()

@@ -135,13 +135,13 @@ def spoken(
                 if first == 0
                 else (),
                 ended=(Ended(handle=handle),) if is_last else (),
-                logprobs=_rows(request, sequence, positions),
+                logprobs=logprob_rows(request, sequence, positions),
             )
         )
     return answers
 
 
-def _rows(request: Request, sequence: list[int], positions: range) -> LogprobRows | None:
+def logprob_rows(request: Request, sequence: list[int], positions: range) -> LogprobRows | None:
     asked = (request.sampling.logprobs, request.sampling.prompt_logprobs)
     widths = [count + 1 for count in asked if count is not None]
     if not widths:
