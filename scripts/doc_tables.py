@@ -21,9 +21,10 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from cluster import messages
+from cluster import messages, metrics
 from cluster.config import API_KEY_VARIABLE, ENVIRONMENT, EngineConfig
 from cluster.http_config import HttpConfig
+from cluster.metrics import Family
 from scheduler import arrays
 from scheduler.request import Finish
 
@@ -221,6 +222,28 @@ def _plain(text: str) -> str:
     return "\n\n".join(" ".join(part.split()) for part in text.strip().split("\n\n"))
 
 
+# --- metrics ---------------------------------------------------------------------------------
+
+
+def metrics_table(families: Iterable[Family]) -> Callable[[], str]:
+    """Each metric: name, kind, labels, vLLM's name for it, what it means."""
+    rows = [
+        (
+            f"`{family.name}{'_total' if family.kind == 'counter' else ''}`",
+            family.kind,
+            ", ".join(f"`{label}`" for label in family.labels) or "–",
+            f"`{_vllm_name(family)}`" if family.vllm else "–",
+            family.text,
+        )
+        for family in families
+    ]
+    return lambda: _table(("after `stoker:`", "kind", "labels", "after `vllm:`", "meaning"), rows)
+
+
+def _vllm_name(family: Family) -> str:
+    return f"{family.vllm}_total" if family.kind == "counter" else family.vllm
+
+
 # --- pages ----------------------------------------------------------------------------------
 
 PAGES: dict[str, Tables] = {
@@ -236,6 +259,10 @@ PAGES: dict[str, Tables] = {
         "messages from the engine": messages_of(messages.FromEngine),
         "parts": parts,
         "finish codes": finish_table,
+    },
+    "metrics.md": {
+        "engine metrics": metrics_table(metrics.ENGINE),
+        "http metrics": metrics_table(metrics.HTTP),
     },
 }
 

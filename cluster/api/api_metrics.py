@@ -13,9 +13,9 @@ from prometheus_client import (
     Counter,
     Histogram,
     disable_created_metrics,
+    generate_latest,
     values,
 )
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.multiprocess import MultiProcessCollector
 
 from cluster.api.exchange import Exchange
@@ -65,16 +65,18 @@ class ApiMetrics:
         if firsts:
             self._first_token_s.labels(route).observe(max(0.0, min(firsts) - exchange.began_s))
 
-    def render(self, engine: EngineMetrics | None, accept: str) -> tuple[bytes, str]:
-        """All metrics, and their media type, in the format that `accept` asks for."""
+    def render(self, engine: EngineMetrics | None) -> bytes:
+        """All metrics in the text format 0.0.4, which every Prometheus takes, whatever it asks.
+
+        Not in OpenMetrics: prometheus_client 0.26 writes `stoker_` there instead of `stoker:`.
+        """
         registry = CollectorRegistry()
         registry.register(EngineCollector(engine))
         if self._folder:
             MultiProcessCollector(registry, self._folder)  # type: ignore[no-untyped-call]  # as above
         else:
             registry.register(self._registry)
-        encode, media_type = choose_encoder(accept)
-        return encode(registry), media_type
+        return generate_latest(registry)
 
     def _counter(self, name: str) -> Counter:
         family = _FAMILIES[name]

@@ -1,6 +1,7 @@
 """`/metrics`, for Prometheus: the engine's numbers and those of all API servers."""
 
 from fastapi import APIRouter
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as MEDIA_TYPE
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -16,7 +17,7 @@ router = APIRouter(tags=["metrics"])
 
 @router.get("/metrics")
 async def metrics(request: Request) -> Response:
-    """Counters, gauges and histograms in Prometheus' text format, or in OpenMetrics' if asked.
+    """Counters, gauges and histograms in Prometheus' text format.
 
     Under `stoker:`, and the well-known ones under `vllm:` as well. Answers without the engine's
     part, and with `stoker:engine_up` 0, while the engine does not answer.
@@ -27,5 +28,4 @@ async def metrics(request: Request) -> Response:
         engine = await server.engine.ask(MetricsRequest(), EngineMetrics, SCRAPE_TIMEOUT_S)
     except RequestError:
         engine = None
-    text, media_type = server.metrics.render(engine, request.headers.get("accept", ""))
-    return Response(text, headers={"content-type": media_type})
+    return Response(server.metrics.render(engine), headers={"content-type": MEDIA_TYPE})

@@ -1,7 +1,6 @@
 """The engine's numbers in Prometheus' words, under our names and under vLLM's.
 
-Source of the formats: Prometheus text exposition 0.0.4 and OpenMetrics 1.0, both written by
-`prometheus_client`.
+Source of the format: Prometheus' text exposition format 0.0.4, written by `prometheus_client`.
 """
 
 from collections.abc import Iterator, Sequence

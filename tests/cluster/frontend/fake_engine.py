@@ -13,8 +13,11 @@ from cluster.frontend.tokenizer_files import TokenizerFiles
 from cluster.links import Curve, EngineLinks, LinkLimits
 from cluster.messages import (
     ClientHello,
+    EngineMetrics,
     FromClient,
     GenerationDefaults,
+    MetricsRequest,
+    Sample,
     ServerInfo,
     Status,
     StatusRequest,
@@ -104,6 +107,9 @@ class FakeEngine:
         self.hello_answer: ToClient = self.info if hello_answer is None else hello_answer
         self.script = script
         self.status = Status(engine_id="fake", model="tiny", state="serving", uptime_s=1.0)
+        self.metrics = EngineMetrics(
+            model="tiny", values={"engine_up": (Sample((), 1.0),)}, distributions={}
+        )
         self.received: queue.SimpleQueue[FromClient] = queue.SimpleQueue()
         self.answers_status = True
         self.num_hellos = self.num_status_requests = 0
@@ -191,6 +197,9 @@ class FakeEngine:
             self.num_status_requests += 1
             if self.answers_status:
                 self._send(peer, TO_CLIENT.encode(self.status))
+            return
+        if isinstance(message, MetricsRequest):
+            self._send(peer, TO_CLIENT.encode(self.metrics))
             return
         self.received.put(message)
         if isinstance(message, Request):
