@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 
 from llguidance import LLMatcher, LLTokenizer, regex_to_lark
-from llguidance.gbnf_to_lark import any_to_lark
+from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from scheduler.errors import InvalidRequest
 from scheduler.sampling import MAX_GRAMMAR_CHARS
@@ -154,10 +154,15 @@ def _choice_grammar(wanted: StructuredOutputs) -> str:
     return f"start: CHOICE\nCHOICE: {texts}"
 
 
+_IS_GBNF = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
+
+
 def _own_grammar(wanted: StructuredOutputs) -> str:
     assert wanted.grammar is not None
+    if not _IS_GBNF.search(wanted.grammar):
+        return wanted.grammar
     try:
-        return str(any_to_lark(wanted.grammar))
+        return gbnf_to_lark(wanted.grammar)
     except Exception as error:  # the converter raises bare ones
         raise GrammarFailed(str(error)) from None
 
