@@ -145,7 +145,7 @@ export class Playground {
     this.#say('answering …');
     try {
       const end = await this.#stream(answer, messages, abort.signal);
-      answer.finish(end);
+      this.#follow(() => answer.finish(end));
       this.#say('answered');
     } catch (error) {
       if (abort.signal.aborted) {
@@ -177,11 +177,19 @@ export class Playground {
     let end = null;
     for await (const { data } of eventsOf(response)) {
       if (data === '[DONE]') return end;
-      const isFollowed = isNearEnd(byId('log'));
-      end = answer.take(JSON.parse(data)) ?? end;
-      if (isFollowed) byId('log').scrollTop = byId('log').scrollHeight;
+      this.#follow(() => {
+        end = answer.take(JSON.parse(data)) ?? end;
+      });
     }
     throw new Error('The connection broke before the answer was complete.');
+  }
+
+  /** Make the answer grow, and keep its end in sight if it was. */
+  #follow(grow) {
+    const scroller = scrollerOf(byId('log'));
+    const isFollowed = isNearEnd(scroller);
+    grow();
+    if (isFollowed) scroller.scrollTop = scroller.scrollHeight;
   }
 
   #say(text) {
@@ -196,6 +204,11 @@ export class Playground {
     byId('retry').disabled = isBusy || !this.#turns.length;
     byId('clear').disabled = !this.#turns.length;
   }
+}
+
+/** In a small window it is the page that scrolls, not the conversation in it. */
+function scrollerOf(log) {
+  return getComputedStyle(log).overflowY === 'auto' ? log : document.scrollingElement;
 }
 
 function isNearEnd(element) {

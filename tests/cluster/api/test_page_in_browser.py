@@ -73,6 +73,7 @@ def test_what_looks_like_html_is_shown_as_text(browser: Browser, start_rig: Star
         assert page.locator("main .message img, main .message b").count() == 0
 
 
+@pytest.mark.slow
 def test_only_what_was_set_is_sent(browser: Browser, start_rig: StartRig) -> None:
     rig = start_rig(script=script_of(TOKENIZER, "yes"), info=LONG)
     with open_page(browser, rig.url) as page:
@@ -124,6 +125,7 @@ def test_a_refusal_says_why_and_when_to_come_back(browser: Browser, start_rig: S
         assert page.locator(".answer").count() == 1
 
 
+@pytest.mark.slow
 def test_an_answer_that_breaks_off_keeps_its_text_and_says_why(
     browser: Browser, start_rig: StartRig
 ) -> None:
@@ -170,6 +172,7 @@ def test_groups_are_shown_together_or_alone(browser: Browser, start_rig: StartRi
         assert scope.get_attribute("aria-valuemax") == "4"
 
 
+@pytest.mark.slow
 def test_the_bar_says_when_the_engine_is_gone(browser: Browser, start_rig: StartRig) -> None:
     rig = start_rig(info=LONG)
     with open_page(browser, rig.url) as page:

@@ -87,6 +87,7 @@ def test_stop_ends_the_answer_and_frees_the_engine(page: Page, engine_client: Cl
     assert pieces(page) < 1500
 
 
+@pytest.mark.slow
 def test_retry_answers_anew_and_clear_forgets(page: Page) -> None:
     ask(page, "Say hello.", max_tokens=4)
     expect(page.locator("#chat-status")).to_have_text("answered")
@@ -101,6 +102,7 @@ def test_retry_answers_anew_and_clear_forgets(page: Page) -> None:
     assert page.locator(".message").count() == 0
 
 
+@pytest.mark.slow
 def test_each_token_can_be_asked_how_sure_the_model_was(page: Page) -> None:
     page.get_by_label("Show how sure the model was").check()
     ask(page, "Name a colour.", max_tokens=6)
@@ -163,9 +165,10 @@ def test_all_can_be_done_with_the_keyboard(page: Page, engine_client: Client) ->
 def test_it_fits_a_phone(browser: Browser, served: Serving, engine_client: Client) -> None:
     with opened(browser, served, **PHONE) as page:
         page.locator("#settings summary").click()
-        ask(page, "Say a word of forty letters.", max_tokens=16)
+        ask(page, "Say a word of forty letters.", max_tokens=24)
         expect(page.locator("#chat-status")).to_have_text("answered")
         fits_talk = fits(page)
+        expect(page.locator(".answer .figures")).to_be_in_viewport()  # it followed the answer
         page.get_by_role("link", name="Live").click()
         expect(page.locator("#groups tr")).to_have_count(1)
 
@@ -174,6 +177,7 @@ def test_it_fits_a_phone(browser: Browser, served: Serving, engine_client: Clien
     settled(engine_client)
 
 
+@pytest.mark.slow
 def test_a_key_is_asked_for_kept_in_the_tab_and_used(browser: Browser, served: Serving) -> None:
     with open_page(browser, served.base_url, may_fail=("401",)) as page:
         asked = page.get_by_label("This server asks for a key")
