@@ -2,6 +2,7 @@
 
 import json
 import socket
+import struct
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -59,12 +60,24 @@ class Raw:
         except ConnectionResetError:
             return None
 
+    def read_until(self, end: bytes) -> bytes:
+        """Everything up to these bytes, or to the end of the connection."""
+        found = b""
+        while end not in found and (byte := self._file.read(1)):
+            found += byte
+        return found
+
     def is_closed(self) -> bool:
         """Whether the other end closes, having said nothing more."""
         try:
             return self._file.read(1) == b""
         except ConnectionResetError:
             return True
+
+    def reset(self) -> None:
+        """Go without a word: the other end gets a reset instead of an end."""
+        linger = struct.pack("ii", 1, 0)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
 
     def __enter__(self) -> "Raw":
         return self
