@@ -29,4 +29,3 @@ def guarded(app: ASGIApp, server: ApiServer) -> ASGIApp:
         observe=server.observe,
         log=EventLog("api"),
     )
-
