@@ -12,6 +12,7 @@ from cluster.api.api_metrics import ApiMetrics
 from cluster.api.calls import Call
 from cluster.api.errors import NOT_READY, SHUTTING_DOWN, UNKNOWN_MODEL, ApiError
 from cluster.api.exchange import Exchange, note_call
+from cluster.api.sse import Deliveries
 from cluster.api.step_audience import StepAudience
 from cluster.frontend.draft import Draft
 from cluster.frontend.errors import RequestError
@@ -42,6 +43,7 @@ class ApiServer:
         self.engine = engine
         self.pool = pool
         self.audience = StepAudience(engine)
+        self.deliveries = Deliveries()
         self.metrics = ApiMetrics(metrics_dir)
         self.calls: dict[str, Call] = {}
         """Calls that are not answered yet, by our own id, such as "cmpl-…"."""

@@ -46,6 +46,7 @@ class Call:
         self._engine = engine
         self._on_close = on_close
         self._bell = asyncio.Event()
+        self._deliver: Callable[[], None] = self._bell.set
         self._watch: asyncio.Task[None] | None = None
         self._is_closed = False
         try:
@@ -89,6 +90,14 @@ class Call:
         await self._bell.wait()
         self._bell.clear()
 
+    def deliver_to(self, deliver: Callable[[], None]) -> None:
+        """From now on call this of news, which may `wake` whoever waits for them."""
+        self._deliver = deliver
+
+    def wake(self) -> None:
+        """Let `news` return."""
+        self._bell.set()
+
     async def begin(self) -> None:
         """Wait for the first news of any output.
 
@@ -123,11 +132,12 @@ class Call:
         self._is_closed = True
         if self._watch is not None:
             self._watch.cancel()
+        self._deliver = self._bell.set
         self.cancel()
         self._on_close(self)
 
     def _ring(self, _: LiveRequest) -> None:
-        self._bell.set()
+        self._deliver()
 
     def _raise_failure(self, *, unless_begun: bool = False) -> None:
         failure = self.failure

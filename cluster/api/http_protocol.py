@@ -122,7 +122,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._num_headers = 0
         super().on_message_begin()
-        lent = Connection(self.transport.abort, self.transport.get_write_buffer_size)
+        lent = Connection(self.transport, self.flow)
         self.scope["extensions"] = {CONNECTION: lent}  # type: ignore[dict-item]  # ours is no dict
 
     def on_url(self, url: bytes) -> None:
