@@ -69,7 +69,6 @@ export class StepScope {
       time.setData([columns, of((row) => row.seconds)]);
       time.redraw(false, true); // the labels move though the columns do not
     });
-    if (this.#chosen && !rows.includes(this.#chosen)) this.#chosen = null;
     this.#tell();
   }
 
@@ -96,7 +95,8 @@ export class StepScope {
 
   #walk(event) {
     const last = this.#rows.length - 1;
-    const at = this.#chosen ? this.#rows.indexOf(this.#chosen) : last + 1;
+    // A step that has left the chart at its old end is walked on from there.
+    const at = this.#chosen ? Math.max(0, this.#rows.indexOf(this.#chosen)) : last + 1;
     const target = {
       ArrowLeft: at - 1,
       ArrowDown: at - 1,
@@ -120,7 +120,7 @@ export class StepScope {
     readout.classList.toggle('muted', !row);
     const last = Math.max(0, this.#rows.length - 1);
     this.#place.setAttribute('aria-valuemax', String(last));
-    this.#place.setAttribute('aria-valuenow', String(row ? this.#rows.indexOf(row) : last));
+    this.#place.setAttribute('aria-valuenow', String(row ? Math.max(0, this.#rows.indexOf(row)) : last));
     // What changes ten times a second is not read out unless it was asked for.
     this.#place.setAttribute('aria-valuetext', row ? text : 'the newest step');
   }
@@ -131,9 +131,10 @@ export class StepScope {
     const width = bbox.width / this.numColumns;
     const left = (i) => bbox.left + (i + this.#first) * width;
     ctx.save();
-    if (this.#chosen) {
+    const chosen = this.#rows.indexOf(this.#chosen);
+    if (chosen >= 0) {
       ctx.fillStyle = color('chosen');
-      ctx.fillRect(left(this.#rows.indexOf(this.#chosen)), bbox.top, width, bbox.height);
+      ctx.fillRect(left(chosen), bbox.top, width, bbox.height);
     }
     ctx.fillStyle = color('bad');
     const preempted = id === 'lane-decode' ? this.#rows : [];
