@@ -41,6 +41,8 @@ class Issued:
     end: Int32Array
     """Position after the slice."""
     samples: BoolArray
+    prompts: list[tuple[Sequence, int]]
+    """Sequences that have no token yet, with the tokens of their slices."""
     num_tokens: int
 
 
@@ -301,6 +303,11 @@ class Group:
                 serial=rows.serial.take(slot),
                 end=end,
                 samples=samples,
+                prompts=[
+                    (sequence, tokens)
+                    for prompt_slot, tokens in draft.prefills()
+                    if (sequence := rows.at(prompt_slot)).first_token_at is None
+                ],
                 num_tokens=draft.num_tokens,
             )
         )

@@ -4,7 +4,14 @@ from enum import IntEnum
 
 from msgspec import Struct
 
-from scheduler.arrays import NO_INT32, NO_UINT8, Int32Array, Uint8Array
+from scheduler.arrays import (
+    NO_FLOAT32,
+    NO_INT32,
+    NO_UINT8,
+    Float32Array,
+    Int32Array,
+    Uint8Array,
+)
 from scheduler.plan import LogprobRows
 from scheduler.sampling import SamplingParams
 
@@ -75,6 +82,10 @@ class Started(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Seconds from arrival to the first slice of the prompt."""
     prefill_s: float = 0.0
     """Seconds from then to the first token."""
+    chunk_tokens: Int32Array = NO_INT32
+    """[C] tokens of each part of a prompt that took several steps"""
+    chunk_s: Float32Array = NO_FLOAT32
+    """[C] seconds that each took; together `prefill_s`"""
 
 
 class Ended(Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -53,6 +53,8 @@ class Sequence:
     """Prompt tokens taken from the prefix cache when it first started."""
     started_at: float | None = None
     first_token_at: float | None = None
+    chunks: list[tuple[int, float]] = field(default_factory=list)
+    """Parts of its prompt until its first token: how many tokens, and when they were answered."""
     last_token_at: float = math.nan
     """Before it runs (again); NaN: it has no token yet."""
     num_reported: int = 0

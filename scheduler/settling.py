@@ -4,7 +4,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from scheduler.arrays import Float64Array, Int32Array, Int64Array, int32
+from scheduler.arrays import (
+    NO_FLOAT32,
+    NO_INT32,
+    Float64Array,
+    Int32Array,
+    Int64Array,
+    int32,
+)
 from scheduler.group import Group, Issued
 from scheduler.outbox import Outbox
 from scheduler.plan import LogprobRows, StepResult
@@ -34,6 +41,8 @@ def settle(group: Group, result: StepResult, now: float) -> Settled:
         ProtocolError: it is no answer to that plan.
     """
     issued = group.settle(result)
+    for sequence, tokens_done in issued.prompts:
+        sequence.chunks.append((tokens_done, now))
     rows = group.running
     sampled = np.flatnonzero(issued.samples)
     slot, serial = issued.slot[sampled], issued.serial[sampled]
@@ -125,11 +134,21 @@ def _with_late(outbox: Outbox, late: list[tuple[Sequence, Finish]]) -> Outbox:
 
 def _started(sequence: Sequence, now: float) -> Started:
     assert sequence.started_at is not None
+    chunk_tokens, chunk_s = NO_INT32, NO_FLOAT32
+    chunks = sequence.chunks
+    if chunks and chunks[-1][1] < now:  # a part of one token is planned like a decode
+        chunks.append((1, now))
+    if len(chunks) > 1:
+        chunk_tokens = int32([count for count, _ in chunks])
+        ends = [sequence.started_at, *(at for _, at in chunks)]
+        chunk_s = np.diff(ends).astype(np.float32)
     return Started(
         handle=sequence.request.handle,
         num_cached_tokens=sequence.num_cached_tokens,
         queue_s=sequence.started_at - sequence.arrival,
         prefill_s=now - sequence.started_at,
+        chunk_tokens=chunk_tokens,
+        chunk_s=chunk_s,
     )
 
 

@@ -41,6 +41,9 @@ class LiveOutput:
         self.stop_reason: int | str | None = None
         self.num_cached_tokens = 0
         self.queue_s = 0.0
+        self.prefill_s = 0.0
+        self.chunks: list[tuple[int, float]] = []
+        """Parts of the prompt as they were computed, if several: tokens, and seconds."""
         self.num_preemptions = 0
         self.message = ""
         """What went wrong, if it ended by a timeout or an error."""

@@ -201,7 +201,9 @@ class FrontSession:
         if found := self._requests.get(started.handle):
             _, output = found
             output.num_cached_tokens = started.num_cached_tokens
-            output.queue_s = started.queue_s
+            output.queue_s, output.prefill_s = started.queue_s, started.prefill_s
+            parts = zip(started.chunk_tokens.tolist(), started.chunk_s.tolist(), strict=False)
+            output.chunks = list(parts)
 
     def _take_logprobs(self, columns: LogprobRows, handles: list[int]) -> None:
         for row, position, entry in _logprob_entries(columns):

@@ -8,7 +8,7 @@ from scheduler.config import ModelLimits, SchedulerConfig
 from scheduler.journal import Record
 from scheduler.outbox import Outgoing
 from scheduler.plan import StepPlan
-from scheduler.request import Finish, Rejection, Request
+from scheduler.request import Finish, Rejection, Request, Started
 from scheduler.sampling import SamplingParams
 from scheduler.scheduler import Scheduler
 from tests.scheduler.scripted import END, VOCAB, ScriptedWorker
@@ -72,6 +72,7 @@ class Bench:
         self.outputs: dict[tuple[int, int], list[int]] = {}
         self.finishes: dict[tuple[int, int], Finish] = {}
         self.cached: dict[tuple[int, int], int] = {}
+        self.started: dict[tuple[int, int], Started] = {}
         for group in range(num_groups):
             self.add_group(group, num_blocks)
 
@@ -143,6 +144,7 @@ class Bench:
             assert next(tokens, None) is None
             for started in batch.started:
                 self.cached[out.client, started.handle] = started.num_cached_tokens
+                self.started[out.client, started.handle] = started
 
     def step(self, group: int = 0) -> StepPlan | None:
         """Plan once, and answer everything in flight."""

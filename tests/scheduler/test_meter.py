@@ -102,3 +102,18 @@ def test_a_first_token_has_no_gap() -> None:
 
     assert meter.gap_s.counts.sum() == 1
     assert meter.num_errors == 0
+
+
+@pytest.mark.parametrize("num_prompt", [40, 41, 48])
+def test_the_parts_of_a_prompt_are_told_with_its_first_token(num_prompt: int) -> None:
+    bench = Bench(max_num_batched_tokens=16, num_blocks=64)
+    bench.submit(make_request(0, prompt=num_prompt, max_tokens=2))
+    bench.submit(make_request(1, prompt=5, max_tokens=2))
+    bench.run()
+    long, short = bench.started[CLIENT, 0], bench.started[CLIENT, 1]
+
+    assert long.chunk_tokens.sum() == num_prompt
+    assert len(long.chunk_tokens) >= 3
+    assert long.chunk_s.sum() == pytest.approx(long.prefill_s)
+    assert len(short.chunk_tokens) == 0
+    assert short.prefill_s > 0.0
