@@ -1,13 +1,16 @@
 """Tool calls and responses of the real model, forced by grammars, through the official client."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from typing import Any
 
 import httpx
 import jsonschema
 import openai
 import pytest
+from openai.types.chat import ChatCompletion
 
 from tests.system.api.serving import Serving
 
@@ -60,20 +63,17 @@ def sdk(served: Serving, http: httpx.Client) -> Iterator[openai.OpenAI]:
         yield sdk
 
 
-def is_valid(name: str, arguments: str) -> bool:
-    jsonschema.validate(json.loads(arguments), SCHEMAS[name])
-    return True
-
-
-def named(name: str) -> Any:
+def named(name: str) -> dict[str, object]:
     return {"type": "function", "function": {"name": name}}
 
 
-@pytest.mark.parametrize("choice", ["required", *SCHEMAS])
-def test_forced_calls_are_valid_and_the_same_streamed_or_not(
-    sdk: openai.OpenAI, served: Serving, choice: str
-) -> None:
-    for seed in range(3):
+def ask_chats(
+    sdk: openai.OpenAI, served: Serving, choices: Sequence[str], seeds: Sequence[int]
+) -> list[tuple[str, ChatCompletion, ChatCompletion]]:
+    """Each choice with each seed, whole and streamed, all at once."""
+
+    def ask(case: tuple[str, int]) -> tuple[str, ChatCompletion, ChatCompletion]:
+        choice, seed = case
         asked: dict[str, Any] = {
             "model": served.model,
             "messages": [{"role": "user", "content": QUESTION}],
@@ -82,18 +82,128 @@ def test_forced_calls_are_valid_and_the_same_streamed_or_not(
             "parallel_tool_calls": False,
             "temperature": 1.0,
             "seed": seed,
-            "max_tokens": 200,
         }
-        whole = sdk.chat.completions.create(**asked)
         with sdk.chat.completions.stream(**asked) as stream:
             streamed = stream.get_final_completion()
+        return choice, sdk.chat.completions.create(**asked), streamed
 
+    with ThreadPoolExecutor(8) as threads:
+        return list(threads.map(ask, product(choices, seeds)))
+
+
+def check_chats(answers: list[tuple[str, ChatCompletion, ChatCompletion]]) -> None:
+    assert answers
+    for choice, whole, streamed in answers:
+        calls = []
         for answer in (whole, streamed):
             (one,) = answer.choices
             assert one.finish_reason == "tool_calls"
             assert not one.message.content
             (call,) = one.message.tool_calls or []
+            assert call.type == "function"
             assert choice in ("required", call.function.name)
-            assert is_valid(call.function.name, call.function.arguments)
-        first, second = (answer.choices[0].message.tool_calls[0] for answer in (whole, streamed))  # type: ignore[index]
-        assert first.function.arguments == second.function.arguments
+            jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
+            calls.append((call.function.name, call.function.arguments))
+        assert calls[0] == calls[1]
+
+
+def test_forced_calls_are_valid_and_the_same_streamed_or_not(
+    sdk: openai.OpenAI, served: Serving
+) -> None:
+    check_chats(ask_chats(sdk, served, ["required", "set_alarm"], [0]))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_forced_calls_are_valid_whatever_the_seed(sdk: openai.OpenAI, served: Serving) -> None:
+    check_chats(ask_chats(sdk, served, ["required", *SCHEMAS], range(1, 16)))
+
+
+@pytest.mark.slow
+def test_required_calls_may_be_several_and_each_is_valid(
+    sdk: openai.OpenAI, served: Serving
+) -> None:
+    counts: list[int] = []
+    for seed in range(6):
+        answer = sdk.chat.completions.create(
+            model=served.model,
+            messages=[{"role": "user", "content": "The weather in Rome, Oslo and Bern, please."}],
+            tools=CHAT_TOOLS,
+            tool_choice="required",
+            seed=seed,
+            max_tokens=400,
+        )
+        (choice,) = answer.choices
+        calls = choice.message.tool_calls or []
+        whole = calls if choice.finish_reason == "tool_calls" else calls[:-1]
+        for call in whole:
+            assert call.type == "function"
+            jsonschema.validate(json.loads(call.function.arguments), SCHEMAS[call.function.name])
+        counts.append(len(calls))
+    assert max(counts) > 1
+
+
+def test_responses_agree_with_chats_and_with_their_streams(
+    sdk: openai.OpenAI, served: Serving
+) -> None:
+    asked: dict[str, Any] = {
+        "model": served.model,
+        "input": QUESTION,
+        "instructions": "Be brief.",
+        "temperature": 0,
+        "max_output_tokens": 12,
+    }
+    messages: list[Any] = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": QUESTION},
+    ]
+    whole = sdk.responses.create(**asked)
+    with sdk.responses.create(**asked, stream=True) as stream:
+        streamed = list(stream)[-1].response
+    chat = sdk.chat.completions.create(
+        model=served.model, messages=messages, temperature=0, max_tokens=12
+    )
+    assert whole.output_text == streamed.output_text == chat.choices[0].message.content
+    assert whole.status == streamed.status == "incomplete"
+    assert whole.usage is not None
+    assert chat.usage is not None
+    assert whole.usage.input_tokens == chat.usage.prompt_tokens
+    assert whole.usage.output_tokens == chat.usage.completion_tokens == 12
+
+
+def test_calls_of_responses_are_valid_and_the_same_streamed_or_not(
+    sdk: openai.OpenAI, served: Serving
+) -> None:
+    asked: dict[str, Any] = {
+        "model": served.model,
+        "input": QUESTION,
+        "tools": TOOLS,
+        "tool_choice": {"type": "function", "name": "set_alarm"},
+        "temperature": 0,
+    }
+    with sdk.responses.stream(**asked) as stream:
+        streamed = stream.get_final_response()
+    whole = sdk.responses.create(**asked)
+    calls = []
+    for answer in (whole, streamed):
+        assert answer.status == "completed"
+        (call,) = answer.output
+        assert call.type == "function_call"
+        jsonschema.validate(json.loads(call.arguments), SCHEMAS["set_alarm"])
+        calls.append((call.name, call.arguments))
+    assert calls[0] == calls[1]
+
+
+def test_a_schema_that_cannot_be_followed_is_refused_with_the_tools_as_its_field(
+    sdk: openai.OpenAI, served: Serving
+) -> None:
+    odd = {"type": "object", "properties": {"a": {"type": "string", "pattern": "(?=x)"}}}
+    tool: Any = {"type": "function", "function": {"name": "odd", "parameters": odd}}
+    with pytest.raises(openai.BadRequestError) as caught:
+        sdk.chat.completions.create(
+            model=served.model,
+            messages=[{"role": "user", "content": "Hi"}],
+            tools=[tool],
+            tool_choice="required",
+        )
+    assert caught.value.param == "tools"
