@@ -12,12 +12,18 @@ BACKLOG = 2048
 SILENCE_S = 120
 """A caller that takes nothing for this long, or whose host is gone, is cut off."""
 
+UNSENT_BYTES = 128 << 10
+"""What the kernel keeps for a reader that does not take it (it counts double, for its own
+records). More: memory per reader that has stopped, which is noticed later."""
+
 _OF_CONNECTIONS = (
-    (socket.TCP_USER_TIMEOUT, SILENCE_S * 1000),
-    (socket.TCP_KEEPIDLE, SILENCE_S // 2),
-    (socket.TCP_KEEPINTVL, SILENCE_S // 8),
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.SOL_SOCKET, socket.SO_SNDBUF, UNSENT_BYTES),
+    (socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE_S * 1000),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE_S // 2),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, SILENCE_S // 8),
 )
-"""Connections inherit them from the socket that accepts them (tcp(7))."""
+"""Connections inherit them from the socket that accepts them (socket(7), tcp(7))."""
 
 
 class Listener:
@@ -43,9 +49,8 @@ class Listener:
             )
         except OSError as error:
             raise AddressError(_why_not(host, port, error)) from error
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in _OF_CONNECTIONS:
-            self.socket.setsockopt(socket.IPPROTO_TCP, option, value)
+        for level, option, value in _OF_CONNECTIONS:
+            self.socket.setsockopt(level, option, value)
         bound, self.port = self.socket.getsockname()[:2]
         self.url = (
             f"http://[{bound}]:{self.port}" if ":" in bound else f"http://{bound}:{self.port}"

@@ -1,7 +1,6 @@
 """The application on a real socket, over an engine without a model."""
 
 import asyncio
-import socket
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,6 +20,7 @@ from cluster.frontend.tokenizer import Tokenizer
 from cluster.frontend.tokenizer_files import TokenizerFiles
 from cluster.frontend.tokenizer_pool import TokenizerPool
 from cluster.http_config import HttpConfig
+from cluster.listener import Listener
 from cluster.messages import ServerInfo, ToClient
 from scheduler.arrays import int32
 from scheduler.plan import LogprobRows
@@ -49,8 +49,8 @@ class ApiRig:
         self._is_loaded = hello_answer is None
         self.tokenizer = Tokenizer(self.engine.files)
         self._config = HttpConfig(**http)  # type: ignore[arg-type]
-        self._socket = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._socket.getsockname()[1]}"
+        self._listener = Listener("127.0.0.1", 0)
+        self.url = self._listener.url
         self.http = httpx.Client(base_url=self.url, timeout=30)
         self._is_ready = threading.Event()
         self._failure: BaseException | None = None
@@ -73,7 +73,7 @@ class ApiRig:
         self.server.should_exit = True
         self._thread.join(START_S)
         self.engine.close()
-        self._socket.close()
+        self._listener.close()
 
     def __enter__(self) -> "ApiRig":
         return self
@@ -94,9 +94,10 @@ class ApiRig:
         client = LoopClient(config, draw_seed=seeds_from(0))
         pool = TokenizerPool(1)
         self.api = ApiServer(self._config, client, pool)
+        self.loop = asyncio.get_running_loop()
         self.app = create_app(self.api)
         self.server = uvicorn.Server(uvicorn_config(guarded(self.app, self.api), self._config))
-        serving = asyncio.create_task(self.server.serve(sockets=[self._socket]))
+        serving = asyncio.create_task(self.server.serve(sockets=[self._listener.socket]))
         if self._is_loaded:
             await client.wait_ready(START_S)
         self._is_ready.set()
