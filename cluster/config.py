@@ -7,6 +7,7 @@ argument. Values are checked once, here; measured ones are never written back.
 
 import argparse
 import difflib
+import importlib.util
 import os
 import re
 import tomllib
@@ -14,6 +15,7 @@ import typing
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
+from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Struct
@@ -282,7 +284,31 @@ def http_config_from(values: Mapping[str, object]) -> HttpConfig:
     config = _checked(values, HttpConfig, _HTTP_HINTS)
     if not all(config.api_keys):
         raise ConfigError("api_keys holds an empty key, which everybody has. Give each a text")
+    if config.otlp_endpoint:
+        _check_endpoint(config.otlp_endpoint)
     return config
+
+
+def _check_endpoint(endpoint: str) -> None:
+    url = urlsplit(endpoint)
+    if url.scheme not in ("http", "https") or not url.netloc:
+        raise ConfigError(
+            f"otlp_endpoint={endpoint!r} is no address of a collector. Give an http:// or https:// "
+            "URL, such as http://127.0.0.1:4318"
+        )
+    for module in ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"):
+        if not _is_installed(module):
+            raise ConfigError(
+                f"otlp_endpoint={endpoint} needs OpenTelemetry, and {module} is not installed. "
+                "Install it with pip install 'stoker[otel]', or leave otlp_endpoint out"
+            )
+
+
+def _is_installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # nor is what it is a part of
+        return False
 
 
 def _checked(

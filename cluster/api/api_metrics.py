@@ -40,7 +40,7 @@ class ApiMetrics:
         if folder:
             os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder  # where the library looks for it
             values.ValueClass = values.get_value_class()  # type: ignore[no-untyped-call]  # it has no types
-        disable_created_metrics()  # times of day, in series of their own
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # they are series of times of day
         self.routes: Collection[str] = ()
         """Patterns of paths that calls are counted by."""
         self._registry = CollectorRegistry()

@@ -20,6 +20,7 @@ from cluster.frontend.loop_client import LoopClient
 from cluster.frontend.tokenizer import Tokenizer
 from cluster.frontend.tokenizer_pool import TokenizerPool
 from cluster.http_config import HttpConfig
+from cluster.logs import EventLog
 from cluster.messages import ServerInfo
 
 EARLY_S = 3600.0
@@ -51,6 +52,7 @@ class ApiServer:
         """When this process began, in seconds since 1970."""
         self.chat_templates: Mapping[str, str] = {}
         """The model's own, by name."""
+        self._log = EventLog("api")
         self.is_ending = False
         """Whether this process was asked to end: streams without an end of their own end."""
         self.observers: list[Callable[[Exchange], None]] = [self.metrics.observe]
@@ -63,8 +65,12 @@ class ApiServer:
         return self.is_ending or (self.engine.info is not None and bool(self.engine.news))
 
     def observe(self, exchange: Exchange) -> None:
+        """An exchange is over. What goes wrong with counting it is no matter of the caller's."""
         for observer in self.observers:
-            observer(exchange)
+            try:
+                observer(exchange)
+            except Exception as error:
+                self._log.error("exchange_not_observed", error=repr(error))
 
     def leave(self) -> None:
         """This process was asked to end."""

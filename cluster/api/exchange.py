@@ -9,7 +9,7 @@ import secrets
 import time
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -19,6 +19,7 @@ from cluster.logs import EventLog
 
 REQUEST_ID = "x-request-id"
 
+_TRACE_HEADERS = ("traceparent", "tracestate")
 _PLAIN_ID = re.compile(r"[\x21-\x7e]{1,128}")
 """What is taken over from a caller: neither spaces nor what could break a line of a log."""
 
@@ -42,6 +43,8 @@ class Exchange:
     call: Call | None = None
     """The requests that it made of the engine, if any."""
     ended_s: float = 0.0
+    trace_headers: dict[str, str] = field(default_factory=dict)
+    """`traceparent` and `tracestate`, if the caller is traced (W3C Trace Context)."""
 
     @property
     def seconds(self) -> float:
@@ -136,7 +139,8 @@ class ExchangeLog:
             self._end(exchange, scope)
 
     def _begin(self, scope: Scope) -> Exchange:
-        given = Headers(scope=scope).get(REQUEST_ID, "")
+        headers = Headers(scope=scope)
+        given = headers.get(REQUEST_ID, "")
         client = scope.get("client")
         is_named = _PLAIN_ID.fullmatch(given) is not None
         return Exchange(
@@ -146,6 +150,7 @@ class ExchangeLog:
             path=scope["path"],
             client=client[0] if client else "",
             began_s=self._clock(),
+            trace_headers={name: headers[name] for name in _TRACE_HEADERS if name in headers},
         )
 
     def _end(self, exchange: Exchange, scope: Scope) -> None:

@@ -8,6 +8,7 @@ import logging
 import signal
 import socket
 import sys
+from typing import TYPE_CHECKING
 
 import msgspec
 import uvicorn
@@ -27,6 +28,9 @@ from cluster.frontend.tokenizer_pool import TokenizerPool
 from cluster.http_config import HttpConfig
 from cluster.logs import show_events
 from cluster.orphans import die_with_parent
+
+if TYPE_CHECKING:
+    from cluster.api.tracing import CallTracer
 
 
 def main() -> int:
@@ -54,6 +58,7 @@ async def serve(launch: ApiServerLaunch) -> None:
     )
     pool = TokenizerPool(launch.http.encode_threads)
     server = ApiServer(launch.http, engine, pool, metrics_dir=launch.metrics_dir)
+    tracer = _trace(server)
     app = guarded(create_app(server), server)
     http = LeavingServer(
         uvicorn_config(app, launch.http),
@@ -64,6 +69,25 @@ async def serve(launch: ApiServerLaunch) -> None:
     )
     await http.serve(sockets=[socket.socket(fileno=launch.listen_fd)])
     pool.close()
+    if tracer is not None:
+        tracer.close()
+
+
+def _trace(server: ApiServer) -> "CallTracer | None":
+    """Send spans of its calls, if somewhere is said where to."""
+    config, engine = server.config, server.engine
+    if not config.otlp_endpoint:
+        return None
+    from cluster.api.tracing import CallTracer, provider_to  # what it imports is optional
+
+    def model() -> str:
+        if config.served_model_names:
+            return config.served_model_names[0]
+        return engine.info.model if engine.info is not None else ""
+
+    tracer = CallTracer(provider_to(config.otlp_endpoint), model=model)
+    server.observers.append(tracer.observe)
+    return tracer
 
 
 def uvicorn_config(app: ASGIApp, config: HttpConfig) -> uvicorn.Config:
