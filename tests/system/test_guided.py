@@ -147,7 +147,7 @@ def test_preemption_and_plans_in_flight_change_no_token(
     ranks = loaded(tp)
     expected = answers_of(spacious(ranks), tokenizer, grammars)
     one_plan = answers_of(spacious(ranks, plans_in_flight=1), tokenizer, grammars)
-    tight = InProcessCluster(ranks, num_blocks=12, block_size=8, max_num_seqs=8, watermark=0.0)
+    tight = InProcessCluster(ranks, num_blocks=7, block_size=8, max_num_seqs=8, watermark=0.0)
     preempted = answers_of(tight, tokenizer, grammars)
 
     assert tight.scheduler.counters.preemptions > 0
