@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from pydantic import BaseModel
 
 from cluster.api.errors import bad_request
+from cluster.api.generation_body import StreamOptions
 
 ACCEPTED = frozenset(
     {
@@ -68,7 +69,7 @@ def unknown_fields(body: BaseModel) -> list[str]:
         ApiError: 400, a field that would change the answer if we could serve it.
     """
     found: list[str] = []
-    for name, value in (body.model_extra or {}).items():
+    for name, value in _extras(body).items():
         if name in ACCEPTED or value is None:
             continue
         if name not in UNSUPPORTED:
@@ -77,6 +78,15 @@ def unknown_fields(body: BaseModel) -> list[str]:
             instead = f": {_INSTEAD[name]}" if name in _INSTEAD else ""
             raise bad_request(f"{name} is not supported by this server{instead}", name)
     return found
+
+
+def _extras(body: BaseModel) -> dict[str, object]:
+    """Fields of the body and of its stream options that no type of ours has."""
+    options = getattr(body, "stream_options", None)
+    inner = options.model_extra if isinstance(options, StreamOptions) else None
+    return (body.model_extra or {}) | {
+        f"stream_options.{name}": value for name, value in (inner or {}).items()
+    }
 
 
 def warning_of(body: BaseModel, names: Iterable[str]) -> str:

@@ -59,6 +59,12 @@ def test_a_field_that_would_change_the_answer_is_refused_unless_it_asks_for_noth
         assert caught.value.param == name
 
 
+def test_options_of_a_stream_count_as_well() -> None:
+    options = {"include_usage": True, "includeUsage": True}
+    body = ChatBody.model_validate({"messages": HI, "stream": True, "stream_options": options})
+    assert unknown_fields(body) == ["stream_options.includeUsage"]
+
+
 def test_many_unknown_fields_make_a_short_line() -> None:
     body = CompletionBody.model_validate({"prompt": "a", **{f"x{i}": 1 for i in range(1000)}})
     assert len(warning_of(body, unknown_fields(body))) < 1000
