@@ -53,6 +53,7 @@ MAY_IMPORT = {
         "tokenizers",
         "torch",
         "uvicorn",
+        "uvloop",
         "zmq",
     },
     "stoker": {
@@ -88,7 +89,7 @@ ONLY_IN = {
     "httptools": ("stoker/bench/http_client.py",),
     "matplotlib": ("stoker/bench/plot.py",),
     "ray": ("cluster/ray_backend.py",),
-    **dict.fromkeys(("fastapi", "pydantic", "starlette", "uvicorn"), ("cluster/api/",)),
+    **dict.fromkeys(("fastapi", "pydantic", "starlette", "uvicorn", "uvloop"), ("cluster/api/",)),
     **dict.fromkeys(("opentelemetry", "prometheus_client"), ("cluster/api/",)),
     "llguidance": ("worker/grammar.py", "worker/guide.py", "cluster/frontend/grammar.py"),
     "torch": ("worker/", "cluster/model_runners.py"),
