@@ -16,6 +16,7 @@ from cluster.api import (
     cancel,
     chat,
     completions,
+    docs_page,
     health,
     live_route,
     metrics_route,
@@ -35,6 +36,7 @@ from scheduler.errors import InvalidRequest
 ROUTERS: Sequence[APIRouter] = (
     chat.router,
     completions.router,
+    docs_page.router,
     responses.router,
     models_route.router,
     tokens_route.router,

@@ -160,7 +160,7 @@ def test_a_form_is_not_taken_for_json(rig: ApiRig) -> None:
         ("GET", "/v1/completions", 405, "method_not_allowed"),
         ("DELETE", "/v1/chat/completions", 405, "method_not_allowed"),
         ("GET", "/v1/models/other", 404, "model_not_found"),
-        ("GET", "/docs", 404, "unknown_route"),
+        ("GET", "/redoc", 404, "unknown_route"),
     ],
 )
 def test_unknown_routes_methods_and_models_have_the_same_shape(

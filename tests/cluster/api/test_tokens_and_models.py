@@ -1,5 +1,7 @@
 """Token ids, names of the model, and the description of it all."""
 
+import re
+
 from cluster.api.chat_body import ChatBody
 from cluster.api.completion_body import CompletionBody
 from tests.cluster.api.conftest import StartRig
@@ -83,3 +85,17 @@ def test_the_description_names_every_route_and_field(rig: ApiRig) -> None:
     for route in described["paths"].values():
         for operation in route.values():
             assert operation["responses"]["200"]["content"]
+
+
+def test_the_description_is_also_a_page_that_asks_no_other_host_for_anything(rig: ApiRig) -> None:
+    answer = rig.http.get("/docs")
+    assert answer.headers["content-type"].startswith("text/html")
+    for text in (
+        "POST /v1/chat/completions",
+        "truncate_prompt_tokens",
+        "ChatCompletion",
+        "-2 to 2",
+    ):
+        assert text in answer.text
+    assert "<script" not in answer.text
+    assert not re.search(r"(src|href)=\"(https?:)?//", answer.text)
