@@ -118,7 +118,7 @@ class EventStream(Response):
                 self._is_sending = True
                 if self._fault is not None:
                     raise self._fault
-                if body := chunks.growth():
+                if not call.is_over and (body := chunks.growth()):
                     await send({"type": "http.response.body", "body": body, "more_body": True})
             await send({"type": "http.response.body", "body": chunks.growth() + self._end()})
         finally:
