@@ -156,8 +156,9 @@ class ApiServer:
         Raises:
             InvalidRequest, EngineUnreachable, ...: none was submitted.
         """
+        model = self.model_names[0]
         call = Call(call_id, self.engine, drafts, self._forget)
-        note_call(call)
+        note_call(call, model)
         self.calls[call_id] = call
         return call
 

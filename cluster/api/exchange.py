@@ -40,6 +40,8 @@ class Exchange:
     """The pattern of the path; empty until a route was found."""
     status: int = 0
     """0: the caller left before there was an answer."""
+    model: str = ""
+    """The name of what it asked, if it asked the engine for anything."""
     call: Call | None = None
     """The requests that it made of the engine, if any."""
     ended_s: float = 0.0
@@ -60,6 +62,7 @@ class Exchange:
         arrivals = [output.arrivals_s[0] for output in outputs if output.arrivals_s]
         figures: dict[str, object] = {
             "call": call.id,
+            "model": self.model,
             "prompt_tokens": sum(live.draft.num_prompt for live in call.requests),
             "cached_tokens": sum(output.num_cached_tokens for output in outputs),
             "output_tokens": sum(len(output.token_ids) for output in outputs),
@@ -78,11 +81,11 @@ CURRENT: ContextVar[Exchange | None] = ContextVar("stoker_exchange", default=Non
 """The exchange that the running code answers. Set by `ExchangeLog` alone."""
 
 
-def note_call(call: Call) -> None:
+def note_call(call: Call, model: str) -> None:
     """Let the exchange at hand know its requests."""
     exchange = CURRENT.get()
     if exchange is not None:
-        exchange.call = call
+        exchange.call, exchange.model = call, model
         _log.debug("call_opened", call=call.id, id=exchange.request_id)
 
 

@@ -70,7 +70,7 @@ def test_a_call_has_one_line_with_the_figures_that_matter(rig: ApiRig, log: Log)
 
     assert line["id"] == "mine-2"
     assert line["call"] == answer.json()["id"]
-    assert line["level"] == "INFO"
+    assert (line["level"], line["model"]) == ("INFO", "tiny")
     assert (line["method"], line["route"]) == ("POST", "/v1/completions")
     assert (line["status"], line["finish"]) == ("200", "length")
     assert (line["prompt_tokens"], line["cached_tokens"], line["output_tokens"]) == ("3", "2", "4")
