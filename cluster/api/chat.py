@@ -24,7 +24,7 @@ router = APIRouter(tags=["text"])
 @router.post("/v1/chat/completions", responses=answers(ChatCompletion, chunk=ChatChunk))
 async def create_chat_completion(request: Request, body: ChatBody) -> Response:
     """Go on with a conversation."""
-    generation = await begin_generation(request, body, "chatcmpl")
+    generation = await begin_generation(request, body, "chatcmpl-")
     info, engine = generation.info, generation.server.engine
     sampling = chat_sampling(body, engine.default_sampling(), info.defaults)
     tool_use = chat_tool_use(

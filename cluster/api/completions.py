@@ -22,7 +22,7 @@ router = APIRouter(tags=["text"])
 @router.post("/v1/completions", responses=answers(Completion, chunk=CompletionChunk))
 async def create_completion(request: Request, body: CompletionBody) -> Response:
     """Go on with one or more prompts."""
-    generation = await begin_generation(request, body, "cmpl")
+    generation = await begin_generation(request, body, "cmpl-")
     server = generation.server
     prompts = listed_prompts(body.prompt, server.config.max_prompts_per_request)
     sampling = completion_sampling(body, server.engine.default_sampling())

@@ -118,7 +118,7 @@ async def begin_generation(request: Request, body: GenerationBody, prefix: str) 
     """Check what does not depend on the route, and wait until the tokenizer is here.
 
     Args:
-        prefix: of the call's id.
+        prefix: what the call's id begins with.
     Raises:
         ApiError: 400 for a field, 404 for the model, 503 for an engine that is not ready.
     """
@@ -129,7 +129,7 @@ async def begin_generation(request: Request, body: GenerationBody, prefix: str) 
         server=server,
         request=request,
         body=body,
-        call_id=f"{prefix}-{server.draw_id()}",
+        call_id=prefix + server.draw_id(),
         created=int(time.time()),
         model=model,
         info=info,

@@ -32,7 +32,7 @@ _STORED = {
 @router.post("/v1/responses", responses=answers(ResponseObject, chunk=ResponseEvent))
 async def create_response(request: Request, body: ResponsesBody) -> Response:
     """Answer a text or a conversation, with typed events if streamed."""
-    generation = await begin_generation(request, body, "resp")
+    generation = await begin_generation(request, body, "resp_")
     server, info = generation.server, generation.info
     _refuse_stored(body)
     messages = messages_of(body.input, body.instructions)

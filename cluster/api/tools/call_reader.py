@@ -109,7 +109,8 @@ class CallReader:
             return
         try:
             value = json.loads("".join(self._text), strict=False)
-        except ValueError:
+            str(value).encode()
+        except ValueError:  # also half of a surrogate pair, which no answer could hold
             self.state = Reading.BROKEN
             return
         if self._role == "key":

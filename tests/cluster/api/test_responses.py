@@ -181,7 +181,7 @@ def test_a_response_says_what_was_asked_and_what_it_took(sdk: openai.OpenAI) -> 
         parallel_tool_calls=False,
         text={"format": {"type": "text"}},
     )
-    assert (answer.object, answer.id[:5], answer.model) == ("response", "resp-", "tiny")
+    assert (answer.object, answer.id[:5], answer.model) == ("response", "resp_", "tiny")
     assert (answer.instructions, answer.temperature, answer.top_p) == ("Be brief.", 0.5, 0.9)
     assert (answer.max_output_tokens, answer.metadata, answer.user) == (100, {"a": "b"}, "me")
     assert answer.parallel_tool_calls is False

@@ -106,6 +106,24 @@ def test_with_the_choice_none_calls_are_text_and_tools_are_not_shown(sdk: openai
     assert answer.usage.prompt_tokens < (ask(sdk, ONE).usage or answer.usage).prompt_tokens
 
 
+def test_tokenize_counts_tools_and_calls_as_a_chat_does(
+    parrot_rig: ApiRig, sdk: openai.OpenAI
+) -> None:
+    first = ask(sdk, ONE)
+    messages = [
+        {"role": "user", "content": ONE},
+        first.choices[0].message.to_dict(),
+        {"role": "tool", "tool_call_id": "x", "content": "12 °C"},
+        {"role": "user", "content": "And?"},
+    ]
+    answer = ask(sdk, "", messages=messages)
+    told = parrot_rig.post(
+        "/tokenize", messages=messages, tools=TOOLS, add_generation_prompt=True
+    ).json()
+    assert answer.usage is not None
+    assert told["count"] == answer.usage.prompt_tokens
+
+
 def test_llama3_calls_are_read_where_the_setting_says_so(
     sdk: openai.OpenAI, tmp_path: Path
 ) -> None:

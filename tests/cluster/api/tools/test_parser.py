@@ -131,6 +131,16 @@ HERMES_TEXTS: dict[str, tuple[str, str, list[tuple[str, str]]]] = {
         '<tool_call>{"colour": "red"}</tool_call>',
         [],
     ),
+    "half a character in the name": (
+        r'<tool_call>{"name": "\ud83d", "arguments": {}}</tool_call>',
+        r'<tool_call>{"name": "\ud83d", "arguments": {}}</tool_call>',
+        [],
+    ),
+    "half a character in arguments as a text": (
+        r'<tool_call>{"name": "now", "arguments": "{\"a\": \"\ud83d\"}"}</tool_call>',
+        r'<tool_call>{"name": "now", "arguments": "{\"a\": \"\ud83d\"}"}</tool_call>',
+        [],
+    ),
     "arguments that are a list": (
         '<tool_call>{"name": "now", "arguments": [1]}</tool_call>',
         '<tool_call>{"name": "now", "arguments": [1]}</tool_call>',
