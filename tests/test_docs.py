@@ -190,7 +190,9 @@ def test_a_table_that_differs_from_the_code_is_found_and_mended(tmp_path: Path) 
 
 
 def readme_programs() -> list[str]:
-    return re.findall(r"(?ms)^```python\n(.*?)^```$", TEXTS["README.md"])
+    """Those over our own clients; tests/system/api/test_examples.py runs the one over HTTP."""
+    programs: list[str] = re.findall(r"(?ms)^```python\n(.*?)^```$", TEXTS["README.md"])
+    return [program for program in programs if "from stoker" in program]
 
 
 @pytest.mark.parametrize("number", [1, 2])

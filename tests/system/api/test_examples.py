@@ -13,11 +13,13 @@ import pytest
 from cluster.api.chat_body import ChatBody
 from cluster.api.completion_body import CompletionBody
 from cluster.api.generation_body import GenerationBody
-from tests.system.api.serving import KEY, Serving
+from tests.system.api.serving import KEY, WAIT_S, Serving
 
 pytestmark = pytest.mark.model
 
-PAGE = (Path(__file__).parents[3] / "docs" / "serving.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[3]
+PAGE = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 URL = "http://127.0.0.1:8000"
 BASES: dict[str, dict[str, object]] = {
     "/v1/completions": {"prompt": "Once upon a time", "max_tokens": 3},
@@ -30,8 +32,18 @@ ROUTES_OF_TABLE = {
 }
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+def blocks(language: str, text: str = PAGE) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def pointed_at(served: Serving, program: str) -> str:
+    """The program as somebody writes it who has this server and its key."""
+    told = program.replace(URL, served.base_url).replace('api_key="none"', f'api_key="{KEY}"')
+    return told.replace(
+        f'httpx.Client(base_url="{served.base_url}")',
+        f'httpx.Client(base_url="{served.base_url}", '
+        f'headers={{"Authorization": "Bearer {KEY}"}}, timeout=60)',
+    )
 
 
 def rows(table: str) -> list[tuple[str, object]]:
@@ -49,20 +61,28 @@ def test_the_tables_name_every_field() -> None:
 
 
 def test_every_example_in_python_runs(served: Serving) -> None:
-    names: dict[str, object] = {}
     programs = blocks("python")
     assert len(programs) > 5
-    for program in programs:
-        told = program.replace(URL, served.base_url)
-        told = told.replace('api_key="none"', f'api_key="{KEY}"')
-        told = told.replace(
-            f'httpx.Client(base_url="{served.base_url}")',
-            f'httpx.Client(base_url="{served.base_url}", '
-            f'headers={{"Authorization": "Bearer {KEY}"}}, timeout=60)',
+    names: dict[str, object] = {}
+    try:
+        for program in programs:
+            exec(compile(with_key(program, served), "docs/serving.md", "exec"), names)
+    finally:
+        for name in ("client", "server"):
+            if name in names:
+                names[name].close()  # type: ignore[attr-defined]
+
+
+def with_key(program: str, served: Serving) -> str:
+    """The program as a caller of this server writes it."""
+    key = f'headers={{"Authorization": "Bearer {KEY}"}}, timeout={WAIT_S}'
+    return (
+        program.replace(URL, served.base_url)
+        .replace('api_key="none"', f'api_key="{KEY}"')
+        .replace(
+            f'Client(base_url="{served.base_url}")', f'Client(base_url="{served.base_url}", {key})'
         )
-        exec(compile(told, "docs/serving.md", "exec"), names)
-    for name in ("client", "server"):
-        names[name].close()  # type: ignore[attr-defined]
+    )
 
 
 def test_every_example_in_the_shell_runs(served: Serving) -> None:
