@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from cluster.api.tools.formats import HERMES, LLAMA3, ToolFormat
 from cluster.api.tools.parser import ArgumentsText, CallBegins, ContentText, ToolEvent, ToolParser
@@ -269,3 +271,30 @@ def test_what_comes_out_as_a_complete_call_can_be_read_as_json() -> None:
     text = HERMES_TEXTS["one call"][0]
     ((_, arguments),) = read(HERMES, text).calls
     assert json.loads(arguments) == {"city": "Köln", "days": [1, {"a": "}"}]}
+
+
+PARTS = [
+    *("<tool_call>", "</tool_call>", "<|python_tag|>", "<tool", "<", ";", " ", "\n", "x", "é"),
+    *("{", "}", "[", "]", ":", ",", '"', "\\", "null", "1", "'"),
+    *('"name"', '"weather"', '"arguments"', '"parameters"', '{"name": "now", "arguments": {'),
+    *('<tool_call>{"name": "say", "arguments": {"text": "', '"}}', '{"name": "now", "parameters"'),
+]
+
+
+@settings(max_examples=150, derandomize=True, database=None, deadline=None)
+@given(
+    tool_format=st.sampled_from([HERMES, LLAMA3]),
+    parts=st.lists(st.sampled_from(PARTS), max_size=30),
+    cuts=st.lists(st.integers(0, 200), max_size=8),
+)
+def test_whatever_a_model_writes_is_read_the_same_way_however_it_is_cut(
+    tool_format: ToolFormat, parts: list[str], cuts: list[int]
+) -> None:
+    text = "".join(parts)
+    whole = read(tool_format, [text])
+    assert read(tool_format, text) == whole
+    assert read(tool_format, cut_at(text, sorted(min(cut, len(text)) for cut in cuts))) == whole
+    said = whole.content + "".join(name + arguments for name, arguments in whole.calls)
+    assert len(said) <= len(text) + 2 * len(whole.calls), "nothing is said twice"
+    if not whole.calls:
+        assert whole.content == text
