@@ -73,6 +73,8 @@ class Bench:
         self.finishes: dict[tuple[int, int], Finish] = {}
         self.cached: dict[tuple[int, int], int] = {}
         self.started: dict[tuple[int, int], Started] = {}
+        self.messages: dict[tuple[int, int], str] = {}
+        """Why requests ended, where there is something to say."""
         for group in range(num_groups):
             self.add_group(group, num_blocks)
 
@@ -145,6 +147,9 @@ class Bench:
             for started in batch.started:
                 self.cached[out.client, started.handle] = started.num_cached_tokens
                 self.started[out.client, started.handle] = started
+            for ended in batch.ended:
+                if ended.message:
+                    self.messages[out.client, ended.handle] = ended.message
 
     def step(self, group: int = 0) -> StepPlan | None:
         """Plan once, and answer everything in flight."""
