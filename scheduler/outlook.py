@@ -1,5 +1,6 @@
 """How long things will take, from what runs and waits at this moment and what was learnt."""
 
+import math
 from collections.abc import Collection
 from functools import cached_property
 
@@ -24,10 +25,10 @@ class StayTime:
     def __init__(self) -> None:
         self._num_left = 0.0
         self._taken_s = 0.0
-        self._counted_to = 0.0
+        self._counted_to = math.inf
 
     def pass_time(self, num_running: int, now: float) -> None:
-        """So many places were taken up to now."""
+        """So many places were taken up to now. Call it before their number changes."""
         self._taken_s += num_running * max(now - self._counted_to, 0.0)
         self._counted_to = now
 
@@ -90,6 +91,6 @@ class Outlook:
         if ahead <= 0 or self.is_blind or not self._groups:
             return compute_s
         place_s = ahead / self.rate
-        if ahead <= len(self._ends_s):
+        if ahead <= len(self._ends_s) and self._ends_s.any():
             place_s = min(place_s, float(self._ends_s[ahead - 1]))
         return max(compute_s, place_s)

@@ -230,6 +230,7 @@ class Scheduler:
         group = self.groups[group_id]
         if len(group.unanswered) >= self.config.max_plans_in_flight:
             return None
+        self._gate.stay_time.pass_time(self.num_running, now)
         draft = StepDraft()
         slots, todo = group.due()
         decodes, prefills = slots[todo == 1], slots[todo > 1]

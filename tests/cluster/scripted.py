@@ -35,7 +35,9 @@ class Script:
     load_until: str = ""
     """Loading goes on until there is a file of this name."""
     step_s: float = 0.0
-    """A step takes this long."""
+    """A step takes this long,"""
+    token_s: float = 0.0
+    """and this for each of its tokens."""
     wrong_step: bool = False
     """Answer with another step's number."""
     hold: threading.Event | None = None
@@ -76,7 +78,9 @@ class ScriptedRunner:
     def execute(self, plan: StepPlan) -> StepResult | None:
         script = self._script
         script.plans.append(plan)
-        threading.Event().wait(script.step_s)
+        num_tokens = int(plan.count.sum()) if len(plan.count) else len(plan.slot)
+        compute_s = script.step_s + script.token_s * num_tokens
+        threading.Event().wait(compute_s)
         if script.hold is not None:
             script.hold.wait(20)
         if plan.step == script.raise_at_step:
@@ -89,6 +93,7 @@ class ScriptedRunner:
             epoch=plan.epoch,
             step=plan.step + script.wrong_step,
             token=int32([token_at(int(end)) for end in _sampling_ends(plan)]),
+            compute_s=compute_s,
         )
 
     def close(self) -> None:

@@ -56,6 +56,7 @@ class Simulation:
         *,
         returns: float = 1.0,
         says_length: bool = True,
+        began: float = 0.0,
         seed: int = 0,
         **config: object,
     ) -> None:
@@ -64,6 +65,7 @@ class Simulation:
             returns: share of refused calls that come back.
             says_length: a call ends at its `max_tokens`; else its client aborts it there, so
                 that the scheduler cannot know how long it takes.
+            began: what the clock says at the beginning; `at` of calls counts from there on too.
         """
         settings: dict[str, object] = {
             "max_num_seqs": 8,
@@ -78,8 +80,8 @@ class Simulation:
             ModelLimits(vocab_size=VOCAB, max_model_len=4096),
             self.records.append,
         )
-        self.scheduler.add_group(0, 1, 10_000, 0.0)
-        self.now = 0.0
+        self.scheduler.add_group(0, 1, 10_000, began)
+        self.now = began
         self.calls: list[Call] = []
         self.most_waiting = 0
         self._rng = np.random.default_rng(seed)

@@ -1,0 +1,180 @@
+"""Statement 6 for real: a minute of five times what can be done, over HTTP, by the clock.
+
+Workers are scripted, so that a step takes its time without computing, whatever else this
+machine does. `tests/scheduler/test_overload.py` proves the same in virtual time, many times over.
+"""
+
+import asyncio
+import dataclasses
+import json
+import random
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.cluster.api.scripted_serve import write_model
+from tests.system.api.serving import Serving
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+SCRIPTED = (sys.executable, "-m", "tests.cluster.api.scripted_serve")
+NUM_PROMPT = 150
+PLACES = 8
+STEP_S, TOKEN_S = 0.02, 0.002
+LOAD_S = 60.0
+CAPACITY = 1.9
+"""Calls per second that eight places serve; the test says so itself."""
+
+
+@dataclasses.dataclass
+class Call:
+    """One caller, who comes back as told."""
+
+    num_output: int
+    prompt: list[int]
+    told_s: list[int] = dataclasses.field(default_factory=list)
+    refused_s: list[float] = dataclasses.field(default_factory=list)
+    """How long each refusal took."""
+    first_token_s: float | None = None
+
+    @property
+    def body(self) -> dict[str, object]:
+        return {
+            "prompt": self.prompt,
+            "max_tokens": self.num_output,
+            "ignore_eos": True,
+            "stream": True,
+        }
+
+
+class Callers:
+    """Sends calls; those that are refused wait exactly `Retry-After` and come back."""
+
+    def __init__(self, serving: Serving, seed: int) -> None:
+        self._rng = random.Random(seed)
+        self.calls: list[Call] = []
+        self._http = httpx.AsyncClient(
+            base_url=serving.base_url,
+            headers={"Authorization": f"Bearer {serving.api_key}"},
+            timeout=60.0,
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=200),
+        )
+
+    def new_call(self) -> Call:
+        prompt = [self._rng.randrange(3, 500) for _ in range(NUM_PROMPT)]
+        call = Call(min(200, 20 + int(self._rng.expovariate(1 / 60))), prompt)
+        self.calls.append(call)
+        return call
+
+    async def make(self, call: Call, until: float) -> None:
+        """Until it is answered, or time is up."""
+        while True:
+            began = time.monotonic()
+            async with self._http.stream("POST", "/v1/completions", json=call.body) as answer:
+                if answer.status_code == 200:
+                    await self._read(answer, call, began)
+                    return
+                await answer.aread()
+            assert answer.status_code == 429, answer.text
+            assert answer.json()["error"]["code"] == "queue_full"
+            call.refused_s.append(time.monotonic() - began)
+            call.told_s.append(int(answer.headers["retry-after"]))
+            if time.monotonic() + call.told_s[-1] > until:
+                return
+            await asyncio.sleep(call.told_s[-1])
+
+    async def _read(self, answer: httpx.Response, call: Call, began: float) -> None:
+        async for line in answer.aiter_lines():
+            if line.startswith("data: ") and call.first_token_s is None:
+                call.first_token_s = time.monotonic() - began
+
+    async def come_at_random(self, rate: float, for_s: float, until: float) -> None:
+        end = time.monotonic() + for_s
+        async with asyncio.TaskGroup() as group:
+            while time.monotonic() < end:
+                group.create_task(self.make(self.new_call(), until))
+                await asyncio.sleep(self._rng.expovariate(rate))
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+
+@pytest.fixture
+def serving() -> Iterator[Serving]:
+    folder = write_model(Path(tempfile.mkdtemp(prefix="stoker-test-")))
+    script = {"step_s": STEP_S, "token_s": TOKEN_S, "num_blocks": 2048, "max_model_len": 1024}
+    (folder / "script.json").write_text(json.dumps({"0": script}))
+    options = (
+        "--max-model-len=1024",
+        f"--max-num-seqs={PLACES}",
+        "--num-kv-blocks=2048",
+        "--max-queue-s=0.1",
+        "--log-level=warning",
+    )
+    with Serving(folder, f"--socket-dir={folder}", *options, command=SCRIPTED) as serving:
+        yield serving.wait_up()
+    shutil.rmtree(folder)
+
+
+def memory_of(serving: Serving) -> int:
+    processes: list[psutil.Process] = [serving.engine, *serving.api_servers]
+    return sum(process.memory_info().rss for process in processes)
+
+
+async def unloaded_s(callers: Callers) -> float:
+    """The first token of a call that is alone."""
+    for _ in range(8):
+        call = callers.new_call()
+        call.num_output = 2
+        await callers.make(call, time.monotonic())
+    return statistics.median(c.first_token_s for c in callers.calls if c.first_token_s)
+
+
+def test_a_minute_of_five_times_the_load(serving: Serving) -> None:
+    async def run() -> tuple[float, list[Call]]:
+        quiet = Callers(serving, seed=1)
+        alone_s = await unloaded_s(quiet)
+        await quiet.close()
+        callers = Callers(serving, seed=2)
+        until = time.monotonic() + 2 * LOAD_S
+        await callers.come_at_random(5 * CAPACITY, LOAD_S, until)
+        await callers.close()
+        return alone_s, callers.calls
+
+    before = memory_of(serving)
+    alone_s, calls = asyncio.run(run())
+    with serving.http() as http:
+        metrics = http.get("/metrics").text
+
+    accepted = [call.first_token_s for call in calls if call.first_token_s is not None]
+    refused = [seconds for call in calls for seconds in call.refused_s]
+    came_back = [c for c in calls if len(c.told_s) + (c.first_token_s is not None) > 1]
+    got_in = [c for c in came_back if len(c.told_s) == 1]
+    figures = {
+        "calls": len(calls),
+        "accepted": len(accepted),
+        "per second": len(accepted) / (2 * LOAD_S),
+        "first token alone": alone_s,
+        "first token p50, p90": statistics.quantiles(accepted, n=10)[4::4],
+        "refused in p50, p99": statistics.quantiles(refused, n=100)[49::49],
+        "came back": len(came_back),
+        "got in": len(got_in) / len(came_back),
+        "told most": max(max(c.told_s, default=0) for c in calls),
+        "grown MiB": (memory_of(serving) - before) / 2**20,
+    }
+    print(figures)
+    assert statistics.median(accepted) < 1.5 * alone_s, figures
+    assert statistics.quantiles(refused, n=10)[8] < 0.1, figures
+    assert len(got_in) >= 0.9 * len(came_back), figures
+    assert len(came_back) > 100, figures
+    assert memory_of(serving) - before < 64 << 20, figures
+    assert "\nstoker:requests_waiting 0.0\n" in metrics
+    assert "\nstoker:requests_running 0.0\n" in metrics
