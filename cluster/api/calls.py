@@ -67,7 +67,16 @@ class Call:
     @property
     def is_over(self) -> bool:
         """Whether nothing more will come that belongs to an answer."""
-        return self.is_done or self.failure is not None
+        is_done = True
+        for request in self.requests:
+            if request.failure is not None:
+                return True
+            for output in request.outputs:
+                if output.finish is Finish.NOT_YET:
+                    is_done = False
+                elif output.finish in _KIND_BY_FINISH:
+                    return True
+        return is_done
 
     @property
     def failure(self) -> Exception | None:

@@ -31,6 +31,11 @@ class Detokenizer:
             self._text = _WindowText(decode)
         self._ended = False
 
+    def feed_one(self, token_id: int) -> str:
+        """The text that this id completes: `feed`, for one."""
+        assert not self._ended, "fed after flush"
+        return "" if token_id in self._skipped else self._text.add(token_id)
+
     def feed(self, ids: Sequence[int]) -> str:
         """The text that these ids complete; text that may still change is held back."""
         assert not self._ended, "fed after flush"
@@ -47,11 +52,17 @@ class _ByteLevelText:
     """One stream of UTF-8 bytes, whatever the token borders."""
 
     def __init__(self, pieces: TokenPieces) -> None:
-        self._bytes_of = pieces.bytes_of
+        self._bytes_of, self._whole_text_of = pieces.bytes_of, pieces.whole_text_of
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._has_part = False
+        """Whether bytes of a character are waiting for others."""
 
     def add(self, token_id: int) -> str:
-        return self._decoder.decode(self._bytes_of(token_id))
+        if not self._has_part and (whole := self._whole_text_of(token_id)) is not None:
+            return whole
+        text = self._decoder.decode(self._bytes_of(token_id))
+        self._has_part = self._decoder.getstate()[0] != b""
+        return text
 
     def end(self) -> str:
         return self._decoder.decode(b"", final=True)

@@ -48,6 +48,7 @@ class LiveOutput:
         self.message = ""
         """What went wrong, if it ended by a timeout or an error."""
         self._stream = stream
+        self._plain = None if stream is None else stream.plain
 
     @property
     def is_live(self) -> bool:
@@ -63,7 +64,12 @@ class LiveOutput:
         self.arrivals_s.append(now_s)
         if self._stream is None or not adds_text:
             return False
-        return self._take(self._stream.feed((token_id,)))
+        if self._plain is None:
+            return self._take(self._stream.feed((token_id,)))
+        text = self._plain.feed_one(token_id)
+        if text:
+            self.texts.append(text)
+        return False
 
     def end(self, finish: Finish, stop_reason: int | None = None, *, message: str = "") -> None:
         """The output ends here; text that was held back comes out, and may hold a stop string."""

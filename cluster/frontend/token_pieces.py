@@ -37,6 +37,7 @@ class TokenPieces:
         self.byte_by_id = {i: byte for i, byte in names.items() if i is not None and is_fallback}
         """Tokens that are one raw byte, like `<0xE4>`, of a byte-fallback tokenizer."""
         self._bytes_by_id: dict[int, bytes] = {}
+        self._whole_text_by_id: dict[int, str | None] = {}
 
     def bytes_of(self, token_id: int) -> bytes:
         """The bytes that a token stands for; none for an id outside the vocabulary."""
@@ -44,6 +45,19 @@ class TokenPieces:
         if piece is None:
             piece = self._bytes_by_id[token_id] = self._compute(token_id)
         return piece
+
+    def whole_text_of(self, token_id: int) -> str | None:
+        """The text of a token whose bytes are whole characters; None for any other."""
+        try:
+            return self._whole_text_by_id[token_id]
+        except KeyError:
+            pass
+        try:
+            text: str | None = self.bytes_of(token_id).decode()
+        except UnicodeDecodeError:
+            text = None
+        self._whole_text_by_id[token_id] = text
+        return text
 
     def _compute(self, token_id: int) -> bytes:
         if token_id in self.byte_by_id:
