@@ -13,6 +13,7 @@ import pytest
 from cluster.api.chat_body import ChatBody
 from cluster.api.completion_body import CompletionBody
 from cluster.api.generation_body import GenerationBody
+from cluster.api.responses_body import ResponsesBody
 from tests.system.api.serving import KEY, WAIT_S, Serving
 
 pytestmark = pytest.mark.model
@@ -24,11 +25,13 @@ URL = "http://127.0.0.1:8000"
 BASES: dict[str, dict[str, object]] = {
     "/v1/completions": {"prompt": "Once upon a time", "max_tokens": 3},
     "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3},
+    "/v1/responses": {"input": "Hi", "max_output_tokens": 3},
 }
 ROUTES_OF_TABLE = {
-    "both": tuple(BASES),
+    "both": ("/v1/completions", "/v1/chat/completions"),
     "chat": ("/v1/chat/completions",),
     "completions": ("/v1/completions",),
+    "responses": ("/v1/responses",),
 }
 
 
@@ -58,6 +61,7 @@ def test_the_tables_name_every_field() -> None:
     assert {name for name, _ in rows("both")} == shared
     assert {name for name, _ in rows("chat")} == set(ChatBody.model_fields) - shared
     assert {name for name, _ in rows("completions")} == set(CompletionBody.model_fields) - shared
+    assert {name for name, _ in rows("responses")} == set(ResponsesBody.model_fields) - shared
 
 
 def test_every_example_in_python_runs(served: Serving) -> None:
@@ -75,14 +79,10 @@ def test_every_example_in_python_runs(served: Serving) -> None:
 
 def with_key(program: str, served: Serving) -> str:
     """The program as a caller of this server writes it."""
+    bare = f'Client(base_url="{served.base_url}")'
     key = f'headers={{"Authorization": "Bearer {KEY}"}}, timeout={WAIT_S}'
-    return (
-        program.replace(URL, served.base_url)
-        .replace('api_key="none"', f'api_key="{KEY}"')
-        .replace(
-            f'Client(base_url="{served.base_url}")', f'Client(base_url="{served.base_url}", {key})'
-        )
-    )
+    told = program.replace(URL, served.base_url).replace('api_key="none"', f'api_key="{KEY}"')
+    return told.replace(bare, f"{bare[:-1]}, {key})")
 
 
 def test_every_example_in_the_shell_runs(served: Serving) -> None:
