@@ -5,6 +5,7 @@ not there is an engine yet, and says so in one line on standard output.
 """
 
 import logging
+import resource
 import signal
 import socket
 import sys
@@ -43,6 +44,7 @@ def main() -> int:
         return 2
     show_events(f"api-{launch.number}", launch.log_level)
     _show_faults()
+    _allow_many_files()
     uvloop.run(serve(launch))
     return 0
 
@@ -103,6 +105,12 @@ def uvicorn_config(app: ASGIApp, config: HttpConfig) -> uvicorn.Config:
         proxy_headers=False,
         timeout_keep_alive=int(config.keep_alive_s),
     )
+
+
+def _allow_many_files() -> None:
+    """A connection is an open file, and many systems allow a thousand until asked."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _show_faults() -> None:
