@@ -71,7 +71,7 @@ def check(rig: ApiRig, route: str, body: dict[str, object]) -> None:
 COMPLETION = bodies(sorted({*CompletionBody.model_fields, *UNSUPPORTED}))
 CHAT = bodies(sorted({*ChatBody.model_fields, *UNSUPPORTED}))
 FEW = settings(max_examples=60, suppress_health_check=list(HealthCheck))
-MANY = settings(max_examples=2000, suppress_health_check=list(HealthCheck))
+MANY = settings(max_examples=500, suppress_health_check=list(HealthCheck))
 
 
 def fuzz_completions(rig: ApiRig, body: dict[str, object]) -> None:

@@ -3,7 +3,6 @@
 What part of each case lies below HTTP is tested in tests/system/test_cases_*.py.
 """
 
-import json
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +26,6 @@ pytestmark = pytest.mark.model
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 IM_START, IM_END = 1, 2
 HI = [{"role": "user", "content": "Hi"}]
-SOON_S = 2.0
 
 
 def complete(http: httpx.Client, **body: object) -> dict[str, object]:
@@ -130,9 +128,9 @@ def test_control_tokens_typed_by_a_user_are_ordinary_ids(
 def test_a_stop_text_ends_the_work_as_well_as_the_answer(
     http: httpx.Client, engine_client: Client
 ) -> None:
-    whole = complete(http, prompt="Numbers: 1, 2, 3,", temperature=0, max_tokens=24)
+    whole = complete(http, prompt="Numbers: 1, 2, 3,", temperature=0, max_tokens=16)
     text = str(choice_of(whole)["text"])
-    stop = text[12:19]
+    stop = text[6:13]
     cut = text.index(stop)
     for stream in (False, True):
         before = engine_client.status().totals.output_tokens
@@ -149,7 +147,7 @@ def test_a_stop_text_ends_the_work_as_well_as_the_answer(
         assert answer.status_code == 200
         _wait_idle(engine_client)
         made = engine_client.status().totals.output_tokens - before
-        assert made < 40
+        assert made < 30
         if not stream:
             assert choice_of(answer.json())["text"] == text[:cut]
             assert choice_of(answer.json())["stop_reason"] == stop
@@ -256,42 +254,45 @@ def test_a_scored_prompt_has_the_loglikelihood_of_the_reference(
 # Limits
 
 
-def test_a_prompt_at_the_border_of_the_context_yields_one_token_or_a_clear_refusal(
-    http: httpx.Client,
+def of_length(http: httpx.Client, num_tokens: int) -> tuple[list[dict[str, str]], list[int]]:
+    """A chat of that many tokens, and their ids."""
+    short = http.post("/tokenize", json={"messages": [{"role": "user", "content": "a"}]}).json()
+    text = "a" + " a" * (num_tokens - short["count"])
+    messages = [{"role": "user", "content": text}]
+    ids: list[int] = http.post("/tokenize", json={"messages": messages}).json()["tokens"]
+    assert len(ids) == num_tokens
+    return messages, ids
+
+
+@pytest.mark.parametrize("length", [2048, 2049])
+def test_a_prompt_that_fills_the_context_is_refused_with_both_numbers(
+    http: httpx.Client, length: int
 ) -> None:
+    messages, ids = of_length(http, length)
+    for route, body, param in (
+        (CHAT, {"messages": messages}, "messages"),
+        (COMPLETIONS, {"prompt": ids}, "prompt"),
+    ):
+        refused = http.post(route, json=body)
+        assert refused.status_code == 400
+        error = refused.json()["error"]
+        assert str(length) in error["message"]
+        assert "2048" in error["message"]
+        assert error["param"] == param
+
+
+@pytest.mark.slow
+def test_a_prompt_that_leaves_room_has_as_many_tokens_as_fit(http: httpx.Client) -> None:
     """On both routes; one prompt is the other's, so that it is computed once."""
-    template = http.post("/tokenize", json={"messages": [{"role": "user", "content": "a"}]}).json()
-
-    def ask(num_tokens: int) -> tuple[httpx.Response, httpx.Response]:
-        text = "a" + " a" * (num_tokens - template["count"])
-        messages = [{"role": "user", "content": text}]
-        ids = http.post("/tokenize", json={"messages": messages}).json()["tokens"]
-        assert len(ids) == num_tokens
-        in_chat = http.post(CHAT, json={"messages": messages})
-        return in_chat, http.post(COMPLETIONS, json={"prompt": ids, "max_tokens": 5})
-
-    for fits in ask(2047):
-        usage = fits.json()["usage"]
-        assert (usage["prompt_tokens"], usage["completion_tokens"]) == (2047, 1)
-        assert fits.json()["choices"][0]["finish_reason"] == "length"
-    for length in (2048, 2049):
-        for refused, param in zip(ask(length), ("messages", "prompt"), strict=True):
-            assert refused.status_code == 400
-            error = refused.json()["error"]
-            assert str(length) in error["message"]
-            assert "2048" in error["message"]
-            assert error["param"] == param
-    for shorter in ask(2040)[1:]:
-        cut = http.post(
-            COMPLETIONS,
-            json={
-                "prompt": json.loads(shorter.request.content)["prompt"],
-                "max_tokens": 500,
-                "ignore_eos": True,
-            },
-        ).json()
-        assert cut["usage"]["completion_tokens"] == 8
-        assert cut["choices"][0]["finish_reason"] == "length"
+    for room in (1, 8):
+        messages, ids = of_length(http, 2048 - room)
+        for route, body in (
+            (CHAT, {"messages": messages}),
+            (COMPLETIONS, {"prompt": ids, "max_tokens": 500}),
+        ):
+            answer = http.post(route, json={**body, "ignore_eos": True}).json()
+            assert answer["usage"]["completion_tokens"] == room
+            assert answer["choices"][0]["finish_reason"] == "length"
 
 
 def test_empty_prompts_are_refused_and_the_next_call_works(http: httpx.Client) -> None:
@@ -363,15 +364,16 @@ def test_a_client_that_leaves_frees_its_blocks_at_once(
     request = http.build_request(
         "POST", route, json={**body, "max_tokens": 1500, "ignore_eos": True, "stream": stream}
     )
+    before = engine_client.status().totals.output_tokens
     with socket.create_connection(served.host_and_port, 30) as connection:
         head = "".join(f"{name}: {value}\r\n" for name, value in request.headers.items())
         connection.sendall(f"POST {route} HTTP/1.1\r\n{head}\r\n".encode() + request.read())
         deadline = time.monotonic() + 30
         while engine_client.status().num_running == 0:
             assert time.monotonic() < deadline
-    left = time.monotonic()
     _wait_idle(engine_client)
-    assert time.monotonic() - left < SOON_S
+    # Far fewer than asked for, also on a machine that is slow to see that the client has left.
+    assert engine_client.status().totals.output_tokens - before < 500
 
 
 def _wait_idle(engine_client: Client) -> None:
