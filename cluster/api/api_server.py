@@ -39,6 +39,7 @@ class ApiServer:
         pool: TokenizerPool,
         *,
         metrics_dir: str = "",
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self.config = config
         self.engine = engine
@@ -48,8 +49,9 @@ class ApiServer:
         self.metrics = ApiMetrics(metrics_dir)
         self.calls: dict[str, Call] = {}
         """Calls that are not answered yet, by our own id, such as "cmpl-…"."""
-        self.created = int(time.time())
-        """When this process began, in seconds since 1970."""
+        self._wall_clock = wall_clock
+        self.created = self.now()
+        """When this process began."""
         self.chat_templates: Mapping[str, str] = {}
         """The model's own, by name."""
         self._log = EventLog("api")
@@ -63,6 +65,10 @@ class ApiServer:
     def is_leaving(self) -> bool:
         """Whether what runs is finished, and nothing new is taken."""
         return self.is_ending or (self.engine.info is not None and bool(self.engine.news))
+
+    def now(self) -> int:
+        """Seconds since 1970, as answers say when they were made."""
+        return int(self._wall_clock())
 
     def observe(self, exchange: Exchange) -> None:
         """An exchange is over. What goes wrong with counting it is no matter of the caller's."""

@@ -1,6 +1,5 @@
 """The steps that every call which makes text goes through, whatever its route."""
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -130,7 +129,7 @@ async def begin_generation(request: Request, body: GenerationBody, prefix: str) 
         request=request,
         body=body,
         call_id=prefix + server.draw_id(),
-        created=int(time.time()),
+        created=server.now(),
         model=model,
         info=info,
         headers=_warnings(server, body),
