@@ -92,7 +92,7 @@ class ApiRig:
     async def _serve(self) -> None:
         config = ClientConfig(address=self.engine.address, shortest_redial_s=0.01)
         client = LoopClient(config, draw_seed=seeds_from(0))
-        pool = TokenizerPool(1)
+        pool = TokenizerPool(self._config.encode_threads)
         self.api = ApiServer(self._config, client, pool)
         self.loop = asyncio.get_running_loop()
         self.app = create_app(self.api)
