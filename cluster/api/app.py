@@ -8,6 +8,7 @@ from importlib.metadata import version
 from fastapi import APIRouter, FastAPI
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from fastapi.telemetry import TelemetryConfig
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -48,6 +49,15 @@ ROUTERS: Sequence[APIRouter] = (
 )
 """One of each module with routes."""
 
+_NO_TELEMETRY: TelemetryConfig = {
+    "tracing": False,
+    "metrics": False,
+    "logs": False,
+    "operation_spans": False,
+    "auto_configure": False,
+}
+"""FastAPI's own, which costs each call something and says less than `cluster.api.tracing`."""
+
 _log = EventLog("api")
 
 
@@ -68,8 +78,9 @@ def create_app(server: ApiServer) -> FastAPI:
     app = FastAPI(
         title="Stoker",
         version=version("stoker"),
-        docs_url=None,  # FastAPI's page would load scripts from another host
+        docs_url=None,  # see `docs_page`: FastAPI's loads scripts from another host
         redoc_url=None,
+        telemetry=_NO_TELEMETRY,
         lifespan=lifespan,
     )
     app.state.server = server
