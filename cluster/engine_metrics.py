@@ -123,7 +123,7 @@ def _distributions(meter: Meter) -> dict[str, tuple[Distribution, ...]]:
 
 
 def _of(histogram: Histogram, *labels: str) -> Distribution:
-    return Distribution(labels, tuple(histogram.counts.tolist()), histogram.sum)
+    return Distribution(labels, tuple(histogram.counts), histogram.sum)
 
 
 def _one(value: float) -> tuple[Sample, ...]:

@@ -6,13 +6,14 @@ counter step kills the engine's loop).
 """
 
 import functools
+import math
 from bisect import bisect_left
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec
 
 import numpy as np
 
-from scheduler.arrays import Float64Array, Int64Array
+from scheduler.arrays import Float64Array
 from scheduler.request import Finish
 from scheduler.sequences import Sequence
 
@@ -43,8 +44,8 @@ class Histogram:
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
-        self.counts: Int64Array = np.zeros(len(bounds) + 1, dtype=np.int64)
-        """[len(bounds) + 1], the last one of values above all bounds"""
+        self.counts = [0] * (len(bounds) + 1)
+        """By bucket, the last one of values above all bounds."""
         self.sum = 0.0
         self.num_clipped = 0
         """Negative values, taken as zero."""
@@ -58,18 +59,23 @@ class Histogram:
         self.sum += value * times
 
     def add_all(self, values: Float64Array) -> None:
-        """Many at once; cheap when they are all the same, as gaps of one step often are."""
+        """Many at once, less those that are NaN; cheap when all are the same, as gaps of one step
+        often are."""
         if not len(values):
             return
-        low = float(values.min())
-        if low == values.max():
+        low, high = float(values.min()), float(values.max())
+        if math.isnan(low):
+            self.add_all(values[~np.isnan(values)])
+            return
+        if low == high:
             self.add(low, len(values))
             return
         if low < 0.0:
             self.num_clipped += int((values < 0.0).sum())
             values = np.maximum(values, 0.0)
         buckets = np.searchsorted(self._edges, values)
-        self.counts += np.bincount(buckets, minlength=len(self.counts))
+        more = np.bincount(buckets, minlength=len(self.counts)).tolist()
+        self.counts = [old + new for old, new in zip(self.counts, more, strict=True)]
         self.sum += float(values.sum())
 
 
@@ -131,8 +137,6 @@ class Meter:
     @_harmless
     def gaps(self, gaps_s: Float64Array) -> None:
         """Time since the token before, of each token of a step; NaN where it was the first."""
-        if np.isnan(gaps_s.min(initial=0.0)):
-            gaps_s = gaps_s[~np.isnan(gaps_s)]
         self.gap_s.add_all(gaps_s)
 
     @_harmless

@@ -15,7 +15,7 @@ from scheduler.promises import Promises, fingerprint
 from scheduler.request import Rejection, Request
 from scheduler.waiting import WaitingQueue
 
-_BOOKED_SHARE = 0.65
+_BOOKED_SHARE = 0.6
 """Share of the places becoming free that is promised. The rest makes up for bad luck: places
 become free at random, and who comes back as told shall find one."""
 _LONG_STAY = 2.0

@@ -17,7 +17,7 @@ def test_a_value_at_a_bound_belongs_to_its_bucket_however_it_is_added() -> None:
         single.add(value)
     many.add_all(np.array(values))
 
-    assert single.counts.tolist() == many.counts.tolist() == [2, 2, 1]
+    assert single.counts == many.counts == [2, 2, 1]
     assert single.sum == many.sum == sum(values)
 
 
@@ -25,7 +25,7 @@ def test_equal_values_are_counted_each() -> None:
     histogram = Histogram((1.0, 2.0))
     histogram.add_all(np.full(1000, 1.5))
 
-    assert histogram.counts.tolist() == [0, 1000, 0]
+    assert histogram.counts == [0, 1000, 0]
     assert histogram.sum == 1500.0
 
 
@@ -59,9 +59,9 @@ def test_each_token_is_measured_once_through_preemptions_with_plans_in_flight() 
     meter = bench.scheduler.meter
 
     assert bench.scheduler.counters.preemptions > 0
-    assert meter.first_token_s.counts.sum() == 8
-    assert meter.gap_s.counts.sum() == 8 * 23
-    assert meter.output_tokens.counts.sum() == 8
+    assert sum(meter.first_token_s.counts) == 8
+    assert sum(meter.gap_s.counts) == 8 * 23
+    assert sum(meter.output_tokens.counts) == 8
     assert meter.output_tokens.sum == 8 * 24
     assert meter.whole_s.sum == pytest.approx(meter.queue_s.sum + meter.inference_s.sum)
     assert meter.inference_s.sum == pytest.approx(meter.prefill_s.sum + meter.decode_s.sum)
@@ -77,8 +77,8 @@ def test_requests_that_did_not_end_by_themselves_are_not_measured_whole() -> Non
         bench.step()
     bench.scheduler.abort(CLIENT, [0], bench.now)
 
-    assert bench.scheduler.meter.first_token_s.counts.sum() == 2
-    assert bench.scheduler.meter.whole_s.counts.sum() == 1
+    assert sum(bench.scheduler.meter.first_token_s.counts) == 2
+    assert sum(bench.scheduler.meter.whole_s.counts) == 1
 
 
 def test_steps_are_measured_by_what_they_hold() -> None:
@@ -100,7 +100,7 @@ def test_a_first_token_has_no_gap() -> None:
     meter = Meter()
     meter.gaps(np.array([math.nan, 0.2, math.nan]))
 
-    assert meter.gap_s.counts.sum() == 1
+    assert sum(meter.gap_s.counts) == 1
     assert meter.num_errors == 0
 
 

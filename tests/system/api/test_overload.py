@@ -5,6 +5,7 @@ machine does. `tests/scheduler/test_overload.py` proves the same in virtual time
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import random
@@ -103,25 +104,37 @@ class Callers:
                 group.create_task(self.make(self.new_call(), until))
                 await asyncio.sleep(self._rng.expovariate(rate))
 
+    async def post(self, body: dict[str, object]) -> httpx.Response:
+        return await self._http.post("/v1/completions", json=body)
+
     async def close(self) -> None:
         await self._http.aclose()
 
 
-@pytest.fixture
-def serving() -> Iterator[Serving]:
+@contextlib.contextmanager
+def scripted(*options: str) -> Iterator[Serving]:
     folder = write_model(Path(tempfile.mkdtemp(prefix="stoker-test-")))
     script = {"step_s": STEP_S, "token_s": TOKEN_S, "num_blocks": 2048, "max_model_len": 1024}
     (folder / "script.json").write_text(json.dumps({"0": script}))
-    options = (
-        "--max-model-len=1024",
-        f"--max-num-seqs={PLACES}",
-        "--num-kv-blocks=2048",
-        "--max-queue-s=0.1",
-        "--log-level=warning",
-    )
-    with Serving(folder, f"--socket-dir={folder}", *options, command=SCRIPTED) as serving:
+    settings = ("--max-model-len=1024", "--num-kv-blocks=2048", "--log-level=warning")
+    with Serving(
+        folder, f"--socket-dir={folder}", *settings, *options, command=SCRIPTED
+    ) as serving:
         yield serving.wait_up()
     shutil.rmtree(folder)
+
+
+@pytest.fixture
+def serving() -> Iterator[Serving]:
+    with scripted(f"--max-num-seqs={PLACES}", "--max-queue-s=0.1") as serving:
+        yield serving
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[Serving]:
+    """Four places, and eight in the queue."""
+    with scripted("--max-num-seqs=4", "--max-waiting-requests=8") as serving:
+        yield serving
 
 
 def memory_of(serving: Serving) -> int:
@@ -178,3 +191,54 @@ def test_a_minute_of_five_times_the_load(serving: Serving) -> None:
     assert memory_of(serving) - before < 64 << 20, figures
     assert "\nstoker:requests_waiting 0.0\n" in metrics
     assert "\nstoker:requests_running 0.0\n" in metrics
+
+
+def test_case_81_of_500_calls_at_once_those_that_fit_are_answered_and_the_rest_refused(
+    small: Serving,
+) -> None:
+    async def run() -> list[Call]:
+        callers = Callers(small, seed=3)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(500):
+                call = callers.new_call()
+                call.num_output = 30
+                group.create_task(callers.make(call, until=0.0))
+        await callers.close()
+        return callers.calls
+
+    calls = asyncio.run(run())
+    answered = [call for call in calls if call.first_token_s is not None]
+
+    assert 8 <= len(answered) <= 60  # places become free while so many calls are read
+    assert all(call.told_s for call in calls if call.first_token_s is None)
+    assert min(told for call in calls for told in call.told_s) >= 1
+    with small.http() as http:
+        after = http.post("/v1/completions", json={"prompt": [5], "max_tokens": 3})
+    assert after.status_code == 200
+
+
+def test_case_82_a_call_whose_time_is_over_in_the_queue_ends_with_408_and_is_not_begun(
+    small: Serving,
+) -> None:
+    async def run() -> tuple[httpx.Response, float]:
+        callers = Callers(small, seed=4)
+        async with asyncio.TaskGroup() as group:
+            for _ in range(4):
+                call = callers.new_call()
+                call.num_output = 200
+                group.create_task(callers.make(call, until=0.0))
+            while not all(call.first_token_s for call in callers.calls):
+                await asyncio.sleep(0.05)
+            began = time.monotonic()
+            hopeless = await callers.post({"prompt": [5, 6], "max_tokens": 3, "timeout": 1.0})
+            took_s = time.monotonic() - began
+        await callers.close()
+        return hopeless, took_s
+
+    with small.http() as http:
+        answer, took_s = asyncio.run(run())
+        metrics = http.get("/metrics").text
+    assert answer.status_code == 408
+    assert answer.json()["error"]["type"] == "timeout"
+    assert 0.9 < took_s < 3.0
+    assert 'stoker:requests_finished_total{reason="timeout"} 1.0' in metrics
