@@ -118,7 +118,7 @@ class EventStream(Response):
                 self._is_sending = True
                 if self._fault is not None:
                     raise self._fault
-                if not call.is_over and (body := chunks.growth()):
+                if body := self._chunk():
                     await send({"type": "http.response.body", "body": body, "more_body": True})
             await send({"type": "http.response.body", "body": chunks.growth() + self._end()})
         finally:
@@ -154,6 +154,10 @@ class EventStream(Response):
         self._call.cancel()
         if self._connection is not None:
             self._connection.abort()
+
+    def _chunk(self) -> bytes:
+        """What has grown, if the end is not near, with which it leaves together."""
+        return b"" if self._call.is_over else self._chunks.growth()
 
     def _end(self) -> bytes:
         failure = self._call.failure

@@ -65,7 +65,7 @@ def ids_of(rig: ApiRig) -> tuple[int, int]:
 def next_abort(rig: ApiRig) -> list[int]:
     message = rig.engine.received.get(timeout=30)
     assert isinstance(message, Abort), message
-    return message.handle.tolist()
+    return list(map(int, message.handle))
 
 
 def num_tokens(call: Call) -> int:

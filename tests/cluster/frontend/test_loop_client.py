@@ -210,7 +210,6 @@ def test_an_engine_may_appear_after_the_client(tmp_path: Path) -> None:
 def test_an_engine_that_still_starts_is_named_and_nothing_is_sent_to_it(tmp_path: Path) -> None:
     async def scene(engine: FakeEngine, client: LoopClient) -> None:
         assert await client.status(10.0) == engine.status
-        assert client.info is None
         assert client.news == "loading weights"
         with pytest.raises(EngineUnreachable, match="not ready: loading weights"):
             await client.wait_ready(0.01)
