@@ -258,11 +258,10 @@ class Guide:
         self._round = None
         if not found:
             return
-        banned = ~allowed_ids(
-            np.stack([one.words for one in found]), self._vocab_size, logits.device
-        )
+        words = np.stack([one.words for one in found])
+        allowed = allowed_ids(words, self._vocab_size, logits.device)
         rows = torch.tensor([row_of[one.slot] for one in found], device=logits.device)
-        logits[rows] = logits[rows].masked_fill_(banned, -torch.inf)
+        logits[rows] = torch.where(allowed, logits[rows], -torch.inf)
 
     def end_of(self, slot: int, logits: Tensor) -> int:
         """The token of a guided sequence that nothing else may follow: its likeliest end token.
@@ -308,13 +307,24 @@ class Guide:
 
 def allowed_ids(words: Words, vocab_size: int, device: torch.device) -> Tensor:
     """[G, V] bool from [G, W] words; ids without a bit are not allowed."""
-    packed = torch.from_numpy(words.view(np.uint8)).to(device)
-    bits = torch.arange(8, dtype=torch.uint8, device=device)
-    allowed = ((packed[:, :, None] >> bits) & 1).bool().view(len(words), -1)
+    allowed = unpacked_here(words) if device.type == "cpu" else unpacked_there(words, device)
     missing = vocab_size - allowed.shape[1]
     if missing > 0:
         return torch.nn.functional.pad(allowed, (0, missing), value=False)
     return allowed[:, :vocab_size]
+
+
+def unpacked_here(words: Words) -> Tensor:
+    """[G, 32 * W] bool: bits as numpy unpacks them, a tenth of torch's time."""
+    bits = np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
+    return torch.from_numpy(bits.view(np.bool_))
+
+
+def unpacked_there(words: Words, device: torch.device) -> Tensor:
+    """The same, on a device to which bits travel faster than bytes."""
+    packed = torch.from_numpy(words.view(np.uint8)).to(device)
+    bits = torch.arange(8, dtype=torch.uint8, device=device)
+    return ((packed[:, :, None] >> bits) & 1).bool().view(len(words), -1)
 
 
 def _put(words: Words, ids: Sequence[int], *, is_set: bool) -> None:

@@ -15,7 +15,7 @@ from scheduler.plan import Admission
 from scheduler.sampling import SamplingParams
 from worker import guide as guide_module
 from worker.grammar import GrammarFailed, new_matcher, read_tokenizer
-from worker.guide import Guide, allowed_ids
+from worker.guide import Guide, allowed_ids, unpacked_here, unpacked_there
 from worker.sampler import SampledRows, Sampler
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -133,6 +133,7 @@ def test_a_character_may_be_put_together_from_its_bytes() -> None:
 def test_words_become_a_row_of_flags() -> None:
     words = np.array([[1 | 1 << 31], [1 << 3]], dtype=np.uint32).view(np.int32)
 
+    assert torch.equal(unpacked_here(words), unpacked_there(words, torch.device("cpu")))
     wide = allowed_ids(words, 40, torch.device("cpu"))
     narrow = allowed_ids(words, 4, torch.device("cpu"))
 
