@@ -9,6 +9,7 @@ import httpx
 import numpy as np
 import openai
 import uvicorn
+import uvloop
 
 from cluster.api.api_server import ApiServer
 from cluster.api.app import create_app
@@ -83,7 +84,7 @@ class ApiRig:
 
     def _run(self) -> None:
         try:
-            asyncio.run(self._serve())
+            uvloop.run(self._serve())
         except BaseException as error:
             self._failure = error
         finally:
