@@ -38,7 +38,7 @@ def tokenizer_of(model_dir: Path, vocab_size: int) -> LLTokenizer:
     """`read_tokenizer` of a model's directory."""
     path = model_dir / "tokenizer.json"
     if not path.is_file():
-        raise GrammarFailed(f"guided decoding needs the model's tokenizer, but there is no {path}")
+        raise GrammarFailed("guided decoding needs tokenizer.json, which the model does not have")
     return read_tokenizer(path.read_text(encoding="utf-8"), vocab_size)
 
 

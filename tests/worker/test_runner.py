@@ -301,6 +301,29 @@ def test_a_step_that_samples_nothing_still_answers(tmp_path: Path) -> None:
     assert chunk.compute_s > 0
 
 
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_sequence_that_cannot_go_on_is_named_by_its_slice(tp: int, tmp_path: Path) -> None:
+    """Its grammar needs a tokenizer, and this model has none; the others are answered."""
+    _, folder = save_model("llama_tied", tmp_path)
+    guided = SamplingParams(temperature=0.0, grammar="start: /a/", logprobs=1)
+    with WorkerGroup(folder, tp=tp) as group:
+        driver = make_driver(group)
+        in_chunks = driver.admit(random_prompt(20, seed=1))
+        failing = driver.admit(random_prompt(5, seed=2), guided)
+        free = driver.admit(random_prompt(5, seed=3))
+
+        result = run_step(group, driver, [(in_chunks, 7), (failing, 5), (free, 5)])
+        after = run_step(group, driver, [(in_chunks, 13), (free, 1)])
+
+    ((row, message),) = ((failed.row, failed.message) for failed in result.failed)
+    assert row == 1
+    assert "needs tokenizer.json" in message
+    assert result.logprobs is None
+    assert len(result.token) == 2
+    assert after.failed == ()
+    assert len(after.token) == 2
+
+
 def test_a_plan_out_of_order_is_refused_with_both_numbers(tmp_path: Path) -> None:
     _, folder = save_model("llama", tmp_path)
     with WorkerGroup(folder) as group:
