@@ -144,6 +144,9 @@ def _schema_grammar(schema: dict[str, object], wanted: StructuredOutputs) -> str
 
 def _regex_grammar(wanted: StructuredOutputs) -> str:
     assert wanted.regex is not None
+    backslashes = len(wanted.regex) - len(wanted.regex.rstrip("\\"))
+    if backslashes % 2:
+        raise GrammarFailed("it ends in a backslash that escapes nothing")
     return f"start: /{regex_to_lark(_without_ends(wanted.regex))}/"
 
 
@@ -218,7 +221,7 @@ _REWORDED = (
         "oneOf is supported only where its options plainly exclude each other; use anyOf",
     ),
     (re.compile(r"^Unsatisfiable schema: "), "nothing satisfies it: "),
-    (re.compile(r"Lexer too complex|lexer fuel exhausted|.*initial lexer configuration.*"), ""),
+    (re.compile(r"^NoExtension(Bias)?$"), "no text can ever complete it"),
 )
 
 
@@ -226,6 +229,5 @@ def _said_plainly(message: str) -> str:
     """llguidance's message in the words of who wrote the schema."""
     first = message.split("\n<", 1)[0].strip()
     for pattern, words in _REWORDED:
-        if words and pattern.search(first):
-            first = pattern.sub(words, first)
+        first = pattern.sub(words, first)
     return first if len(first) <= 500 else first[:500] + "…"

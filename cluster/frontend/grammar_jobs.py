@@ -36,8 +36,9 @@ class Limits(Struct, frozen=True, kw_only=True):
     @property
     def too_large(self) -> str:
         return (
-            f"the grammar needs over {self.memory_bytes >> 20} MiB to build, which is the limit; "
-            "make it smaller: fewer and shorter bounds of repetition, fewer alternatives"
+            f"the grammar takes over {self.memory_bytes >> 20} MiB to build, which is the limit, "
+            "or is nested too deeply; make it smaller: fewer and shorter bounds of repetition, "
+            "fewer alternatives"
         )
 
     @property

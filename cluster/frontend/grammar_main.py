@@ -6,6 +6,7 @@ ends when the input does. It may be ended at any time: nothing is kept here.
 
 import resource
 import sys
+import threading
 from collections.abc import Callable
 from typing import BinaryIO
 
@@ -16,19 +17,30 @@ from cluster.frontend.grammar_jobs import GrammarJob, Limits, Verdict, frame_of,
 from scheduler.errors import InvalidRequest
 from worker.grammar import GrammarFailed, read_tokenizer
 
+STACK_BYTES = 2 * 2**20
+"""Less than the threads have in which workers follow a grammar: what is too deep fails here."""
+
 
 def main() -> int:
-    source, target = sys.stdin.buffer, sys.stdout.buffer
+    threading.stack_size(STACK_BYTES)
+    thread = threading.Thread(target=_answer, args=(sys.stdin.buffer, sys.stdout.buffer))
+    thread.start()
+    thread.join()
+    return 0
+
+
+def _answer(source: BinaryIO, target: BinaryIO) -> None:
     frame = read_frame(source)
     if frame is None:
-        return 0
+        return
     limits = msgspec.msgpack.decode(frame, type=Limits)
     try:
         tokenizer = read_tokenizer((read_frame(source) or b"").decode())
     except GrammarFailed as error:
         reason = str(error)
         _write(target, Verdict())
-        return _serve(source, target, lambda job: Verdict(error=reason, param=job.param))
+        _serve(source, target, lambda job: Verdict(error=reason, param=job.param))
+        return
     _write(target, Verdict())
     _limit_memory(limits.memory_bytes)
 
@@ -47,14 +59,13 @@ def main() -> int:
             return Verdict(error=limits.too_slow, param=job.param)
         return Verdict(grammar=found.grammar)
 
-    return _serve(source, target, judge)
+    _serve(source, target, judge)
 
 
-def _serve(source: BinaryIO, target: BinaryIO, judge: Callable[[GrammarJob], Verdict]) -> int:
+def _serve(source: BinaryIO, target: BinaryIO, judge: Callable[[GrammarJob], Verdict]) -> None:
     while (frame := read_frame(source)) is not None:
         verdict = judge(msgspec.msgpack.decode(frame, type=GrammarJob))
         _write(target, verdict)
-    return 0
 
 
 def _write(target: BinaryIO, verdict: Verdict) -> None:
