@@ -39,8 +39,10 @@ from scheduler.request import TokenBatch
 from scheduler.sampling import SamplingParams
 
 MESSAGES_PER_TURN = 8
-"""Most messages taken in before others on the loop have their turn. More: fewer and larger
-chunks to readers when tokens come faster than they can be written."""
+MOST_MESSAGES_PER_TURN = 32
+"""Messages taken in before others on the loop have their turn: at first, and after turns that
+did not take all. Tokens that come faster than they can be written thus leave in fewer and larger
+chunks, which cost less, at the price of longer turns."""
 
 SEND_TIMEOUT_S = 5.0
 """How long an engine that does not read is borne before the connection counts as lost."""
@@ -76,6 +78,7 @@ class LoopClient:
         self._pause_s = config.shortest_redial_s
         self._send_limit: asyncio.TimerHandle | None = None
         self._is_turn_due = False
+        self._turn_messages = MESSAGES_PER_TURN
         self._is_heard = False  # the engine has answered on this connection
         self._dead: Exception | None = None  # why nothing will ever work again
         self._last_loss = ""
@@ -360,12 +363,10 @@ class LoopClient:
         if link is None:
             return
         try:
-            for _ in range(MESSAGES_PER_TURN):
-                frame = link.take()
-                if frame is None:
-                    break
-                self._take(TO_CLIENT.decode(frame))
+            if self._take_some(link):
+                self._turn_messages = MESSAGES_PER_TURN
             else:
+                self._turn_messages = min(2 * self._turn_messages, MOST_MESSAGES_PER_TURN)
                 self._turn_soon()
             self._flush(link)
         except (LinkLost, WireError, BadMessage, EngineLost) as error:
@@ -375,6 +376,15 @@ class LoopClient:
         except Exception as error:
             self._log.error("client_turn_failed", error=traceback.format_exc())
             self._lose(f"the client itself failed: {error!r}")
+
+    def _take_some(self, link: DealerLink) -> bool:
+        """Take in a turn's messages; whether that was all that there were."""
+        for _ in range(self._turn_messages):
+            frame = link.take()
+            if frame is None:
+                return True
+            self._take(TO_CLIENT.decode(frame))
+        return False
 
     def _flush(self, link: DealerLink) -> None:
         outbox = self._outbox
