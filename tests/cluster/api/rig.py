@@ -53,6 +53,7 @@ class ApiRig:
         self._listener = Listener("127.0.0.1", 0)
         self.url = self._listener.url
         self.http = httpx.Client(base_url=self.url, timeout=30)
+        self._openai: openai.OpenAI | None = None
         self._is_ready = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="api-rig")
@@ -63,14 +64,21 @@ class ApiRig:
 
     def openai(self, **fields: object) -> openai.OpenAI:
         """The official client, which gives up at the first error."""
-        values = {"base_url": f"{self.url}/v1", "api_key": "any", "max_retries": 0, **fields}
-        return openai.OpenAI(**values)  # type: ignore[arg-type]
+        if self._openai is None or fields:
+            values = {"base_url": f"{self.url}/v1", "api_key": "any", "max_retries": 0, **fields}
+            client = openai.OpenAI(**values)  # type: ignore[arg-type]
+            if fields:
+                return client
+            self._openai = client  # kept, since making one takes longer than most calls
+        return self._openai
 
     def post(self, path: str, **body: object) -> httpx.Response:
         return self.http.post(path, json=body)
 
     def close(self) -> None:
         self.http.close()
+        if self._openai is not None:
+            self._openai.close()
         self.server.should_exit = True
         self._thread.join(START_S)
         self.engine.close()
