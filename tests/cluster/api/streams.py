@@ -1,113 +1,84 @@
-"""Many streams read over raw sockets, of which some are not read for a while."""
+"""Streams in threads of their own, and waiting for what must come to be."""
 
 import json
-import selectors
-import socket
+import threading
 import time
-from collections.abc import Iterable
-from functools import cache
+from collections.abc import Callable
 
-from tokenizers import AddedToken
-from tokenizers import Tokenizer as RawTokenizer
+import httpx
+import psutil
 
-from cluster.frontend.tokenizer_files import TokenizerFiles
-from tests.cluster.frontend.tiny_tokenizers import llama3_like, make_files
+from tests.system.api.serving import Serving
 
 WAIT_S = 60.0
-WIDE = "wide" * 500
-"""A token of 2,000 characters, with which few tokens fill a socket."""
+
+LONG: dict[str, object] = {"prompt": [5, 6, 7], "max_tokens": 200, "ignore_eos": True}
 
 
-@cache
-def wide_files() -> TokenizerFiles:
-    raw = RawTokenizer.from_buffer(llama3_like().tokenizer_json)
-    raw.add_tokens([AddedToken(WIDE, special=False)])
-    return make_files(raw, bos_token="<|begin|>", eos_token="<|im_end|>")
+def wait_until(is_so: Callable[[], bool], what: str = "") -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not is_so():
+        assert time.monotonic() < deadline, what or "it never was so"
 
 
-class Reading:
-    """One streamed completion on a socket of its own."""
+def ports_of(process: psutil.Process) -> list[int]:
+    """Of the calls that it answers."""
+    return [
+        one.raddr.port
+        for one in process.net_connections("tcp")
+        if one.status == psutil.CONN_ESTABLISHED
+    ]
 
-    def __init__(self, url: str, *, receive_buffer: int = 0, **fields: object) -> None:
-        """
-        Args:
-            receive_buffer: bytes that the kernel takes for a reader who does not; 0: as usual.
-        """
-        body = json.dumps({"prompt": "hi", "stream": True, "temperature": 0, **fields}).encode()
-        self.socket = socket.socket()
-        if receive_buffer:
-            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        self.socket.settimeout(WAIT_S)
-        self.socket.connect(("127.0.0.1", int(url.rpartition(":")[2])))
-        self.socket.sendall(
-            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-            b"Content-Length: %d\r\n\r\n" % len(body) + body
-        )
-        self.data = b""
-        self.has_ended = False
-        """Whether the other end closed the connection, in order or not."""
 
-    def take(self) -> None:
-        """Read what is there; waits if there is nothing."""
+class Stream(threading.Thread):
+    """One stream in a thread of its own, read to its end."""
+
+    def __init__(self, serving: Serving, **body: object) -> None:
+        super().__init__()
+        self._serving = serving
+        self._body = {**LONG, "stream": True, **body}
+        self.events: list[dict[str, object]] = []
+        self.has_begun = threading.Event()
+        self.is_done = False
+        """Whether it ended with [DONE]."""
+        self.broke: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
         try:
-            part = self.socket.recv(1 << 20)
-        except ConnectionResetError:
-            part = b""
-        self.has_ended = not part
-        self.data += part
+            with (
+                self._serving.http() as http,
+                http.stream("POST", "/v1/completions", json=self._body) as answer,
+            ):
+                for line in answer.iter_lines():
+                    self._take(line)
+        except httpx.HTTPError as error:
+            self.broke = error
+        finally:
+            self.has_begun.set()
 
-    def take_all(self) -> None:
-        """Read until the answer or the connection ends."""
-        while not self.is_complete and not self.has_ended:
-            self.take()
-
-    @property
-    def is_complete(self) -> bool:
-        return self.data.endswith(b"\r\n0\r\n\r\n")
-
-    @property
-    def body(self) -> bytes:
-        """What has come of the answer's body, out of its HTTP chunks (RFC 9112, 7.1)."""
-        _, _, rest = self.data.partition(b"\r\n\r\n")
-        parts: list[bytes] = []
-        while rest:
-            size, _, rest = rest.partition(b"\r\n")
-            parts.append(rest[: int(size, 16)])
-            assert rest[len(parts[-1]) :][:2] in (b"", b"\r\n"), rest[len(parts[-1]) :][:80]
-            rest = rest[len(parts[-1]) + 2 :]
-        return b"".join(parts)
+    def _take(self, line: str) -> None:
+        if line == "data: [DONE]":
+            self.is_done = True
+        elif line.startswith("data: "):
+            self.events.append(json.loads(line.removeprefix("data: ")))
+            self.has_begun.set()
 
     @property
-    def events(self) -> list[str]:
-        """The data of each event."""
-        events = self.body.decode().split("\n\n")
-        assert events.pop() == ""
-        assert all(event.startswith("data: ") for event in events), events
-        return [event.removeprefix("data: ") for event in events]
+    def error(self) -> dict[str, object]:
+        error = self.events[-1]["error"]
+        assert isinstance(error, dict)
+        return error
 
-    @property
-    def text(self) -> str:
-        chunks = [json.loads(event) for event in self.events if event != "[DONE]"]
-        return "".join(choice["text"] for chunk in chunks for choice in chunk["choices"])
-
-    def close(self) -> None:
-        self.socket.close()
+    def end(self) -> "Stream":
+        self.join(WAIT_S)
+        assert not self.is_alive()
+        return self
 
 
-def take_until_each_has(readings: Iterable[Reading], count: int, mark: bytes) -> None:
-    """Read all of them as they come, until a mark was seen so many times in each."""
-    with selectors.DefaultSelector() as selector:
-        waiting = 0
-        for reading in readings:
-            if reading.data.count(mark) < count:
-                selector.register(reading.socket, selectors.EVENT_READ, reading)
-                waiting += 1
-        limit = time.monotonic() + WAIT_S
-        while waiting:
-            for key, _ in selector.select(WAIT_S):
-                key.data.take()
-                assert not key.data.has_ended, f"the connection ended after {key.data.data!r}"
-                if key.data.data.count(mark) >= count:
-                    selector.unregister(key.fileobj)
-                    waiting -= 1
-            assert time.monotonic() < limit, f"{waiting} streams have not got what they should"
+def streams(serving: Serving, count: int, **body: object) -> list[Stream]:
+    """Streams that have begun."""
+    begun = [Stream(serving, **body) for _ in range(count)]
+    for stream in begun:
+        assert stream.has_begun.wait(WAIT_S)
+    return begun

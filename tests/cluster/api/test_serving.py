@@ -23,13 +23,12 @@ import pytest
 from stoker import Client
 from tests.cluster.api.raw import Raw, head
 from tests.cluster.api.scripted_serve import write_model
+from tests.cluster.api.streams import LONG, WAIT_S, ports_of, streams, wait_until
 from tests.leaks import Footprint
 from tests.system.api.serving import Serving
 from tests.system.served import settled
 
 SCRIPTED = (sys.executable, "-m", "tests.cluster.api.scripted_serve")
-LONG = {"prompt": [5, 6, 7], "max_tokens": 200, "ignore_eos": True}
-WAIT_S = 60.0
 
 
 class Starter:
@@ -76,68 +75,8 @@ def serving() -> Iterator[Serving]:
     starter.clear()
 
 
-def wait_until(is_so: Callable[[], bool], what: str = "") -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not is_so():
-        assert time.monotonic() < deadline, what or "it never was so"
-
-
 def status_of(http: httpx.Client, path: str) -> int:
     return http.get(path).status_code
-
-
-class Stream(threading.Thread):
-    """One stream in a thread of its own, read to its end."""
-
-    def __init__(self, serving: Serving, **body: object) -> None:
-        super().__init__()
-        self._serving = serving
-        self._body = {**LONG, "stream": True, **body}
-        self.events: list[dict[str, object]] = []
-        self.has_begun = threading.Event()
-        self.is_done = False
-        """Whether it ended with [DONE]."""
-        self.broke: Exception | None = None
-        self.start()
-
-    def run(self) -> None:
-        try:
-            with (
-                self._serving.http() as http,
-                http.stream("POST", "/v1/completions", json=self._body) as answer,
-            ):
-                for line in answer.iter_lines():
-                    self._take(line)
-        except httpx.HTTPError as error:
-            self.broke = error
-        finally:
-            self.has_begun.set()
-
-    def _take(self, line: str) -> None:
-        if line == "data: [DONE]":
-            self.is_done = True
-        elif line.startswith("data: "):
-            self.events.append(json.loads(line.removeprefix("data: ")))
-            self.has_begun.set()
-
-    @property
-    def error(self) -> dict[str, object]:
-        error = self.events[-1]["error"]
-        assert isinstance(error, dict)
-        return error
-
-    def end(self) -> "Stream":
-        self.join(WAIT_S)
-        assert not self.is_alive()
-        return self
-
-
-def streams(serving: Serving, count: int, **body: object) -> list[Stream]:
-    """Streams that have begun."""
-    begun = [Stream(serving, **body) for _ in range(count)]
-    for stream in begun:
-        assert stream.has_begun.wait(WAIT_S)
-    return begun
 
 
 def test_it_says_where_it_serves_and_is_listed(
@@ -218,15 +157,6 @@ def test_statement_7_a_killed_front_end_takes_only_its_own_streams_with_it(
         wait_until(lambda: len(serving.api_servers) == 2)
         assert other in serving.api_servers
         wait_until(lambda: client.status().num_clients == 3)
-
-
-def ports_of(process: psutil.Process) -> list[int]:
-    """Of the calls that it answers."""
-    return [
-        one.raddr.port
-        for one in process.net_connections("tcp")
-        if one.status == psutil.CONN_ESTABLISHED
-    ]
 
 
 def test_case_112_a_term_signal_lets_streams_end_and_takes_nothing_new(
