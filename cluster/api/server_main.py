@@ -33,6 +33,10 @@ from cluster.orphans import die_with_parent
 if TYPE_CHECKING:
     from cluster.api.tracing import CallTracer
 
+SWITCH_S = 0.001
+"""How long threads that render templates keep Python from the loop, which has streams to write.
+Less: shorter gaps in them, at the price of more switches while prompts are encoded."""
+
 
 def main() -> int:
     """Serve until a signal comes; the exit code."""
