@@ -19,11 +19,14 @@ from tests.cluster.frontend.fake_engine import make_info, tokens
 class LocalEngine:
     """What a `Call` needs of a `LoopClient`, without any loop."""
 
-    def __init__(self, tokenizer: Tokenizer, **info: object) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.news = ""
         self._info = make_info(
-            tokenizer.files, max_model_len=4096, vocab_size=tokenizer.vocab_size, **info
+            max_model_len=4096,
+            vocab_size=tokenizer.vocab_size,
+            end_ids=(tokenizer.eos_token_id or 0,),
+            tokenizer_digest=tokenizer.files.digest,
         )
         self._session = FrontSession(PROTOCOL_VERSION)
         self._session.receive(self._info, 0.0)
