@@ -49,6 +49,7 @@ def main() -> int:
     show_events(f"api-{launch.number}", launch.log_level)
     _show_faults()
     _allow_many_files()
+    sys.setswitchinterval(SWITCH_S)
     uvloop.run(serve(launch))
     return 0
 
