@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,6 +13,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion
 
+from tests.cluster.api.tools import templates
 from tests.system.api.serving import Serving
 
 pytestmark = pytest.mark.model
@@ -207,3 +209,32 @@ def test_a_schema_that_cannot_be_followed_is_refused_with_the_tools_as_its_field
             tool_choice="required",
         )
     assert caught.value.param == "tools"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("family", ["HERMES", "LLAMA3"])
+def test_a_template_that_knows_tools_decides_how_calls_are_written(
+    smollm2: Path, tmp_path: Path, family: str
+) -> None:
+    shown = [tool["function"] for tool in CHAT_TOOLS]
+    template = tmp_path / "tools.jinja"
+    template.write_text(getattr(templates, family), encoding="utf-8")
+    with Serving(smollm2, f"--chat-template={template}") as serving, serving.wait_up().sdk() as sdk:
+        check_chats(ask_chats(sdk, serving, ["required", *SCHEMAS], range(2)))
+        messages: list[Any] = [{"role": "user", "content": QUESTION}]
+        with serving.http() as http:
+            body = {"messages": messages, "tools": CHAT_TOOLS, "return_token_strs": True}
+            told = http.post("/tokenize", json=body).json()
+        prompt = "".join(told["token_strs"])
+        assert "set_alarm" in prompt
+        assert "You may call one or more functions" not in prompt
+        strict: list[Any] = [
+            {"type": "function", "function": {**tool, "strict": True}} for tool in shown
+        ]
+        plain = sdk.chat.completions.create(
+            model=serving.model, messages=messages, tools=strict, max_tokens=8, temperature=0
+        )
+        assert plain.usage is not None
+        assert plain.usage.prompt_tokens == told["count"]
+        assert plain.usage.completion_tokens == 8
