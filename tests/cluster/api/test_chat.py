@@ -9,7 +9,7 @@ from scheduler.request import Request
 from tests.cluster.api.conftest import StartRig
 from tests.cluster.api.rig import ApiRig, script_of
 from tests.cluster.api.sdk import of_chat, of_chat_chunks
-from tests.cluster.api.test_completions import last_request
+from tests.cluster.api.test_completions import STOPS, last_request
 from tests.cluster.frontend.fake_engine import ANSWER, make_info
 from tests.cluster.frontend.texts import TEXTS
 from tests.cluster.frontend.tiny_tokenizers import FAMILIES, llama3_like, make_files, make_tokenizer
@@ -188,7 +188,7 @@ def test_the_limit_has_two_names(rig: ApiRig, limits: dict[str, int], taken: int
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("stop", [" fox", [" fox"], [" fox", "x", "y", "z"], None, []], ids=str)
+@pytest.mark.parametrize("stop", STOPS, ids=str)
 def test_stop_is_a_text_a_list_null_or_empty(rig: ApiRig, stop: object, stream: bool) -> None:
     chat = rig.openai().chat.completions
     answer = chat.create(model="tiny", messages=HI, stop=stop, stream=stream)  # type: ignore[call-overload]
