@@ -17,10 +17,11 @@ from cluster.api.generation_body import GenerationBody
 from cluster.api.prompts import Drafting, checked_num_kept
 from cluster.api.sampling import check_shared
 from cluster.api.sse import Chunks, EventStream
-from cluster.api.structure import naming_structure
+from cluster.api.structure import may_need_grammar, naming_structure
 from cluster.api.unknown_fields import refusal_of, unknown_fields, warning_of
 from cluster.frontend.draft import Draft, RequestOptions
 from cluster.frontend.tokenizer import Tokenizer
+from cluster.frontend.tokenizer_pool import LONG_CHARS
 from cluster.logs import EventLog
 from cluster.messages import ServerInfo
 from scheduler.errors import InvalidRequest
@@ -86,6 +87,8 @@ class Generation:
         Raises:
             InvalidRequest, EngineUnreachable, ...: nothing was submitted.
         """
+        if may_need_grammar(self.body):
+            num_chars += LONG_CHARS  # it must not take the last thread from plain calls
         with naming_structure(self.body):
             drafts = await self.server.encode(work, num_chars=num_chars)
         call = self.server.open_call(self.call_id, drafts)

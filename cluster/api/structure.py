@@ -48,6 +48,12 @@ def structure_of(body: GenerationBody) -> StructuredOutputs | None:
         return _structure(body, names[0])
 
 
+def may_need_grammar(body: GenerationBody) -> bool:
+    """Whether a grammar may have to be made for a body, which can take seconds."""
+    others = (getattr(body, name, None) for name in ("tools", "text"))
+    return bool(_given(body)) or any(others)
+
+
 @contextmanager
 def naming_structure(body: GenerationBody) -> Iterator[None]:
     """Let errors name the field in which this body says its form."""

@@ -1,5 +1,7 @@
 """`response_format`, `structured_outputs` and `guided_*`, as far as the engine's door."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import httpx
 import pytest
 from openai import BadRequestError
@@ -62,8 +64,8 @@ def test_the_official_client_sends_a_schema_from_a_class(rig: ApiRig) -> None:
         age: int
 
     # The script's answer is no JSON.
-    with rig.openai() as client, pytest.raises(ValueError, match="json"):
-        client.chat.completions.parse(
+    with pytest.raises(ValueError, match="json"):
+        rig.openai().chat.completions.parse(
             model="tiny",
             messages=[{"role": "user", "content": "hi"}],
             response_format=Person,
@@ -110,8 +112,10 @@ def test_a_wrong_form_is_refused_by_the_name_that_the_caller_used(
 
 def test_an_unclosed_bracket_is_refused_and_the_next_call_is_answered(rig: ApiRig) -> None:
     """Case 44."""
-    with rig.openai() as client, pytest.raises(BadRequestError, match="unclosed character class"):
-        client.completions.create(model="tiny", prompt="hi", extra_body={"guided_regex": "[a-z"})
+    with pytest.raises(BadRequestError, match="unclosed character class"):
+        rig.openai().completions.create(
+            model="tiny", prompt="hi", extra_body={"guided_regex": "[a-z"}
+        )
 
     answer = rig.http.post("/v1/completions", json={"prompt": "hi", "max_tokens": 2})
     assert answer.status_code == httpx.codes.OK
@@ -121,3 +125,24 @@ def test_bodies_know_every_field_of_a_form() -> None:
     fields = StructuredOutputsBody.model_fields.items()
 
     assert {f.alias or name for name, f in fields} == set(StructuredOutputs.__struct_fields__)
+
+
+def test_hostile_forms_hold_up_no_plain_call(rig: ApiRig) -> None:
+    """Case 49: they wait for each other; the last thread that encodes is not theirs."""
+    endless = {"prompt": "hi", "guided_json": {"type": "integer", "multipleOf": 99999989}}
+
+    def ask() -> int:
+        return rig.http.post("/v1/completions", json=endless).status_code
+
+    with ThreadPoolExecutor(3) as threads:
+        hostile = [threads.submit(ask) for _ in range(3)]
+        plain = [
+            rig.http.post("/v1/completions", json={"prompt": "hi", "max_tokens": 2}).status_code
+            for _ in range(3)
+        ]
+        num_waiting = sum(not future.done() for future in hostile)
+        refused = [future.result() for future in hostile]
+
+    assert plain == [200] * 3
+    assert num_waiting >= 2
+    assert refused == [400] * 3
