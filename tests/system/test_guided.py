@@ -1,5 +1,6 @@
 """Guided decoding on the real model: issue 3, statement 3; cases 46, 47 and 52."""
 
+import asyncio
 import json
 import re
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from cluster.frontend.tokenizer_files import files_of
 from scheduler.request import Finish
 from scheduler.sampling import SamplingParams
 from scheduler.structured import StructuredOutputs
-from stoker import LLM, Client
+from stoker import LLM, AsyncClient, Client, RequestOutput
 from tests.system.guided import asked_of, complaints, run_cases, text_of
 from tests.system.guided_cases import GuidedCase, guided_cases
 from tests.system.in_process import END, Answer, InProcessCluster, LoadedRanks
@@ -224,6 +225,19 @@ def test_a_model_in_the_program_keeps_to_a_form(llm: LLM) -> None:
     assert which.text in ("yes", "no")
     assert re.fullmatch("[0-9]{4}-[0-9]{2}-[0-9]{2}", when.text)
     assert (where.finish_reason, which.finish_reason, when.finish_reason) == ("stop",) * 3
+
+
+def test_an_asynchronous_client_keeps_to_a_form(llm: LLM) -> None:
+    sampling = SamplingParams(structured_outputs=StructuredOutputs(choice=["👍", "👎"]), seed=2)
+
+    async def ask() -> list[RequestOutput]:
+        async with AsyncClient(llm.address) as client:
+            return await client.generate(["Good?", "Bad?"], sampling)
+
+    outputs = [output.outputs[0] for output in asyncio.run(ask())]
+
+    assert {output.text for output in outputs} <= {"👍", "👎"}
+    assert [output.finish_reason for output in outputs] == ["stop", "stop"]
 
 
 def test_an_error_reaches_the_client_with_its_reason(client: Client) -> None:
