@@ -126,7 +126,7 @@ def test_statement_7_a_frozen_engine_is_no_health_and_goes_on_where_it_was(
 ) -> None:
     with serving.http() as http:
         assert status_of(http, "/health") == 200
-        (stream,) = streams(serving, 1)
+        (stream,) = streams(serving, 1, max_tokens=100)
         serving.engine.suspend()
         began = time.monotonic()
         assert status_of(http, "/health") == 503
@@ -224,6 +224,7 @@ def httpx_answer(serving: Serving) -> Callable[[], httpx.Response]:
     return answer
 
 
+@pytest.mark.slow
 def test_an_api_server_that_is_asked_to_end_finishes_its_streams_while_others_serve(
     serving: Serving,
 ) -> None:
