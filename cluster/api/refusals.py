@@ -1,5 +1,7 @@
 """Bodies, routes and methods that the framework itself refuses, as our own errors."""
 
+from collections.abc import Sequence
+
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
@@ -21,21 +23,50 @@ _KIND_BY_STATUS = {400: BAD_REQUEST, 404: UNKNOWN_ROUTE, 405: WRONG_METHOD, 413:
 
 
 def of_validation_error(error: RequestValidationError) -> ApiError:
-    """The first thing wrong with a body: where, what was wanted, what came."""
-    first = error.errors()[0]
-    place, reason = first["loc"], first["msg"]
+    """What is wrong with a body: where, what was wanted, what came.
+
+    A field that may have several shapes is wrong in several ways; the one that got furthest
+    into the body is told.
+    """
+    problems = error.errors()
+    first = max(problems, key=lambda problem: len(_place(problem["loc"], error.body)))
     if first["type"] == "json_invalid":
-        detail = first.get("ctx", {}).get("error", reason)
-        return bad_request(f"the body is not JSON: {detail} at character {place[-1]}")
-    if tuple(place) == ("body",) and first["type"] != "missing":
-        if isinstance(first.get("input"), bytes):
+        detail = first.get("ctx", {}).get("error", first["msg"])
+        return bad_request(f"the body is not JSON: {detail} at character {first['loc'][-1]}")
+    given = first.get("input")
+    if tuple(first["loc"]) == ("body",) and first["type"] != "missing":
+        if isinstance(given, bytes):
             return bad_request("the body must be JSON, sent with Content-Type: application/json")
-        return bad_request(f"the body must be a JSON object, got {_shown(first.get('input'))}")
-    param = ".".join(str(step) for step in place[1:] if step != "body") or None
+        return bad_request(f"the body must be a JSON object, got {_shown(given)}")
+    place = _place(first["loc"], error.body)
+    if first["type"] == "missing":
+        place = [*place, first["loc"][-1]]
+    param = _path(place) or None
     name = "the body" if param is None else param
     if first["type"] == "missing":
         return bad_request(f"{name} is missing", param)
-    return bad_request(f"{name}: {reason}, got {_shown(first.get('input'))}", param)
+    return bad_request(f"{name}: {first['msg']}, got {_shown(given)}", param)
+
+
+def _place(steps: Sequence[str | int], body: object) -> list[str | int]:
+    """The steps that lead into the body; others name one of the shapes of a field."""
+    place: list[str | int] = []
+    for step in steps[1:]:
+        if isinstance(body, dict):
+            if step not in body:
+                continue
+            body = body[step]
+        elif isinstance(body, list) and isinstance(step, int) and step < len(body):
+            body = body[step]
+        else:
+            continue
+        place.append(step)
+    return place
+
+
+def _path(place: Sequence[str | int]) -> str:
+    steps = (f"[{step}]" if isinstance(step, int) else f".{step}" for step in place)
+    return "".join(steps).removeprefix(".")
 
 
 def of_http_exception(error: HTTPException, where: str) -> ApiError:
