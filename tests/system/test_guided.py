@@ -197,6 +197,26 @@ def test_a_request_that_its_grammar_leaves_nothing_ends_with_an_error_alone(
     assert good.tokens[-1] == END
 
 
+def test_whoever_takes_over_a_slot_follows_its_own_grammar(
+    ranks: LoadedRanks, tokenizer: Tokenizer, grammars: GrammarProcess
+) -> None:
+    """Case 46: the one before it was aborted in the middle of its document."""
+    cluster = InProcessCluster(ranks, num_blocks=50, max_num_seqs=1)
+    prompt = tokenizer.encode("A number:")
+    digits = GuidedCase("digits", StructuredOutputs(regex="[0-9]{30}"), lambda text: None)
+    letters = GuidedCase("letters", StructuredOutputs(regex="[a-z]{5}"), lambda text: None)
+    first = cluster.submit(prompt, asked_of(digits, grammars, 0))
+    second = cluster.submit(prompt, asked_of(letters, grammars, 0))
+    while len(first.tokens) < 3:
+        cluster.step()
+
+    cluster.abort(first)
+    cluster.run()
+
+    assert text_of(first, tokenizer).isdigit()
+    assert re.fullmatch("[a-z]{5}", text_of(second, tokenizer))
+
+
 # --- through the front doors ----------------------------------------------------------------
 
 
@@ -238,6 +258,18 @@ def test_an_asynchronous_client_keeps_to_a_form(llm: LLM) -> None:
 
     assert {output.text for output in outputs} <= {"👍", "👎"}
     assert [output.finish_reason for output in outputs] == ["stop", "stop"]
+
+
+def test_a_stop_text_may_cut_a_document(client: Client) -> None:
+    """Case 46: what ends it is the caller's own wish, and says so."""
+    sampling = SamplingParams(
+        structured_outputs=StructuredOutputs(choice=["one two three four"]), stop=["three"], seed=1
+    )
+
+    output = client.submit("Count:", sampling).result(60.0).outputs[0]
+
+    assert output.text == "one two "
+    assert (output.finish_reason, output.stop_reason) == ("stop", "three")
 
 
 def test_an_error_reaches_the_client_with_its_reason(client: Client) -> None:
