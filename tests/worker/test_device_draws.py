@@ -7,7 +7,9 @@ import torch
 from scheduler.arrays import NO_INT32, int32
 from scheduler.plan import Admission
 from scheduler.sampling import SamplingParams
+from tests.worker import test_guide
 from tests.worker.ops.interpreted import DEVICE
+from worker.guide import Guide
 from worker.ops.triton.sampling import draw
 from worker.ranking import BadLogits
 from worker.sampler import Sampler
@@ -80,3 +82,30 @@ def test_where_all_is_banned_the_fallback_is_the_same_on_the_device() -> None:
     )
 
     assert found.token.tolist() == [9]
+
+
+def test_a_grammar_bans_on_the_device_what_it_bans_in_torch() -> None:
+    asked = [
+        SamplingParams(temperature=0.0, grammar=test_guide.DIGITS),
+        SamplingParams(seed=5, grammar=test_guide.DIGITS),
+        SamplingParams(seed=6, top_k=4, top_p=0.9),
+        SamplingParams(seed=7, top_k=4, grammar='start: "ab"'),
+    ]
+    vocab_size, slots = test_guide.VOCAB_SIZE, int32([3, 0, 2, 1])
+    logits = torch.randn(len(asked), vocab_size, generator=torch.Generator().manual_seed(0))
+    log, positions = test_guide.log_of([test_guide.PROMPT] * len(asked)), int32([2] * len(asked))
+    tokens = []
+    for device, kernel in (("cpu", None), (DEVICE, draw)):
+        guide = Guide(test_guide.tokenizer, vocab_size)
+        sampler = Sampler(len(asked), vocab_size, device, kernel, guide)
+        for slot, one in enumerate(asked):
+            sampler.admit(
+                Admission(slot=slot, sampling=one, num_prompt=2, blocks=NO_INT32, end_ids=(0,))
+            )
+        sampler.prepare(slots, positions, log)
+        tokens.append(sampler.sample(logits.to(device), slots, positions, log).token.tolist())
+        sampler.close()
+
+    assert tokens[0] == tokens[1]
+    digits = {token for digit in "0123456789" for token in test_guide.ids(digit)}
+    assert {tokens[0][1], tokens[0][3]} <= digits | set(test_guide.ids("12"))
