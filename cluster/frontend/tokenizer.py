@@ -37,11 +37,13 @@ class Tokenizer:
     Any number of threads may use it at once: nothing of it changes after construction but
     caches, and the work is done outside Python's lock.
 
+    Args:
+        grammars: what several tokenizers of the same files shall share.
     Raises:
         TokenizerDamaged: the files do not make a tokenizer.
     """
 
-    def __init__(self, files: TokenizerFiles) -> None:
+    def __init__(self, files: TokenizerFiles, grammars: GrammarProcess | None = None) -> None:
         self.files = files
         self.special_tokens = special_tokens_of(files)
         """Texts of named special tokens, such as "eos_token"; templates see them."""
@@ -50,7 +52,7 @@ class Tokenizer:
         self._control = ControlTokens(self._raw)
         self._chats: dict[str, tuple[ChatTemplate, ChatGuard]] = {}
         self._lock = threading.Lock()
-        self._grammars = GrammarProcess(files.tokenizer_json)
+        self._grammars = grammars or GrammarProcess(files.tokenizer_json)
 
     @classmethod
     def from_files(cls, files: TokenizerFiles) -> "Tokenizer":

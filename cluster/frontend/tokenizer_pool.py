@@ -11,6 +11,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from cluster.frontend.grammar_process import GrammarProcess
 from cluster.frontend.tokenizer import Tokenizer
 from cluster.frontend.tokenizer_files import TokenizerFiles
 
@@ -31,6 +32,7 @@ class TokenizerPool:
         self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix="stoker-encode")
         self._own = threading.local()
         self._files: TokenizerFiles | None = None
+        self._grammars: GrammarProcess | None = None  # of those files, for all threads
         self._long_turns = asyncio.Semaphore(max(1, num_threads - 1))
 
     @property
@@ -40,7 +42,7 @@ class TokenizerPool:
 
     def set_files(self, files: TokenizerFiles) -> None:
         """Use this model from the next work on; threads make their tokenizers meanwhile."""
-        self._files = files
+        self._files, self._grammars = files, GrammarProcess(files.tokenizer_json)
         for _ in range(self.num_threads):
             self._executor.submit(self._tokenizer, files)
 
@@ -71,7 +73,7 @@ class TokenizerPool:
         """That of the thread that calls."""
         own: Tokenizer | None = getattr(self._own, "tokenizer", None)
         if own is None or own.files is not files:
-            own = self._own.tokenizer = Tokenizer(files)
+            own = self._own.tokenizer = Tokenizer(files, self._grammars)
             # What it makes when first needed holds Python's lock for long: have it made now.
             own.encode("", parse_control_tokens=False)
         return own
@@ -79,3 +81,4 @@ class TokenizerPool:
     def close(self) -> None:
         """Drop work that has not begun, and end the threads when they are done."""
         self._executor.shutdown(wait=False, cancel_futures=True)
+        self._grammars = None

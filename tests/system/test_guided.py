@@ -73,12 +73,11 @@ def test_what_ends_by_stop_has_the_form_that_was_asked_for(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1000])
 def test_two_hundred_forms_hold(
-    seed: int, ranks: LoadedRanks, tokenizer: Tokenizer, grammars: GrammarProcess
+    ranks: LoadedRanks, tokenizer: Tokenizer, grammars: GrammarProcess
 ) -> None:
     assert len(CASES) >= 200
-    asked = [asked_of(case, grammars, seed + i) for i, case in enumerate(CASES)]
+    asked = [asked_of(case, grammars, i) for i, case in enumerate(CASES)]
 
     answers = run_cases(spacious(ranks), tokenizer, CASES, asked)
 
