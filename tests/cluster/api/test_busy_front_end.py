@@ -10,8 +10,8 @@ from cluster.messages import ToClient
 from scheduler.arrays import int32
 from scheduler.request import Finish, Request, TokenBatch
 from tests.cluster.api.conftest import StartRig
-from tests.cluster.api.rig import ApiRig
 from tests.cluster.api.readings import Reading, take_until_each_has
+from tests.cluster.api.rig import ApiRig
 from tests.cluster.frontend.fake_engine import bytes_column, make_info, tokens
 
 NUM_STREAMS = 8

@@ -13,8 +13,8 @@ from cluster.api.completion_answer import CompletionAnswer
 from scheduler.arrays import int32
 from scheduler.request import Abort, Finish, TokenBatch
 from tests.cluster.api.conftest import StartRig
-from tests.cluster.api.rig import ApiRig
 from tests.cluster.api.readings import WIDE, Reading, take_until_each_has, wide_files
+from tests.cluster.api.rig import ApiRig
 from tests.cluster.frontend.fake_engine import bytes_column, make_info, say_nothing, tokens
 
 NUM_STREAMS = 256
