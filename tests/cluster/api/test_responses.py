@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 from openai.types.responses import Response, ResponseStreamEvent
-from pydantic import TypeAdapter
+from pydantic import BaseModel, TypeAdapter
 
 from cluster.messages import ToClient
 from scheduler.request import Ended, Finish, Request
@@ -143,6 +143,23 @@ def test_deltas_put_together_are_what_is_said_at_the_end(rig: ApiRig) -> None:
         ]
         said = item["arguments"] if item["type"] == "function_call" else item["content"][0]["text"]
         assert "".join(deltas) == said
+
+
+class City(BaseModel):
+    name: str
+    people: int
+
+
+def test_the_client_parses_text_into_its_callers_own_classes(sdk: openai.OpenAI) -> None:
+    said = City(name="Köln 🌧", people=1_000_000)
+    asked: dict[str, Any] = {
+        "model": "tiny",
+        "input": said.model_dump_json(),
+        "text_format": City,
+    }
+    assert sdk.responses.parse(**asked).output_parsed == said
+    with sdk.responses.stream(**asked) as stream:
+        assert stream.get_final_response().output_parsed == said
 
 
 def test_a_limit_makes_an_answer_incomplete(rig: ApiRig, sdk: openai.OpenAI) -> None:

@@ -1,9 +1,11 @@
 """Tool calls over `/v1/chat/completions`, read by the official client, from scripted answers."""
 
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
+from pydantic import BaseModel
 
 from tests.cluster.api.rig import ApiRig
 from tests.cluster.api.tools.parrot import BROKEN, ONE, TOOLS, TWO, ask, parrot, streamed
@@ -68,6 +70,24 @@ def test_in_a_stream_index_id_and_name_come_once_and_arguments_in_pieces(
     assert all(call.function.name is None and call.function.arguments for call in rest)
     pieces = [call.function.arguments for call in deltas if call.index == 0]
     assert "".join(pieces) == '{"city": "Köln 🌧"}'
+
+
+class weather(BaseModel):
+    city: str
+
+
+def test_the_client_parses_arguments_into_its_callers_own_classes(sdk: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": ONE}],
+        "tools": [openai.pydantic_function_tool(weather)],
+    }
+    whole = sdk.chat.completions.parse(**asked)
+    with sdk.chat.completions.stream(**asked) as stream:
+        streamed = stream.get_final_completion()
+    for answer in (whole, streamed):
+        (call,) = answer.choices[0].message.tool_calls or []
+        assert call.function.parsed_arguments == weather(city="Köln 🌧")
 
 
 def test_what_only_looks_like_a_call_is_content(sdk: openai.OpenAI) -> None:
