@@ -1,5 +1,6 @@
 """The engine core's metrics as plain numbers, for whoever asks."""
 
+import functools
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 
@@ -37,9 +38,7 @@ def _gauges(status: Status, stats: SchedulerStats | None) -> dict[str, tuple[Sam
     num_used = sum(group.num_used_blocks for group in groups)
     return {
         "engine_up": _one(1),
-        "engine_info": (
-            Sample((status.model, status.engine_id, version("stoker"), status.state), 1.0),
-        ),
+        "engine_info": (Sample((status.model, status.engine_id, _version(), status.state), 1.0),),
         "engine_uptime_seconds": _one(status.uptime_s),
         "requests_running": _one(status.num_running),
         "requests_waiting": _one(status.num_waiting),
@@ -124,6 +123,11 @@ def _distributions(meter: Meter) -> dict[str, tuple[Distribution, ...]]:
 
 def _of(histogram: Histogram, *labels: str) -> Distribution:
     return Distribution(labels, tuple(histogram.counts), histogram.sum)
+
+
+@functools.cache
+def _version() -> str:
+    return version("stoker")
 
 
 def _one(value: float) -> tuple[Sample, ...]:

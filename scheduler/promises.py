@@ -25,9 +25,12 @@ EARLY_S = 0.1
 LATE_S = 2.0
 """How much before and after its time a request that returns is still expected."""
 _PLACES_AROUND = 3
+_LEAST_BURST = 4.0
+"""Fewer had better come one by one."""
 _LEAST_SPACING = 0.5
 """Of two that come back, as a share of the time in which one place becomes free."""
 _FIRST_SHARE_WEIGHT = 8.0
+_LEAST_SHARE = 0.05
 _KEEP = 0.95
 
 
@@ -88,12 +91,15 @@ class Promises:
             del self._due[bisect_left(self._due, (when, number))]
             self._learn(kept=True)
 
-    def make(self, whose: bytes, now: float, *, soonest_s: float, rate: float) -> int:
+    def make(
+        self, whose: bytes, now: float, *, soonest_s: float, rate: float, burst: float = 0.0
+    ) -> int:
         """In how many seconds to come back: the first time that is not booked out.
 
         Args:
             soonest_s: no place before that, whoever else comes back.
             rate: places that become free per second.
+            burst: how many may come at once beside, since they can wait for each other.
         """
         if whose in self._times and self._times[whose][0][0] > now + EARLY_S:
             held = self._renewed(whose, now)
@@ -101,7 +107,7 @@ class Promises:
                 return held
         if self._last is not None and self._last[:2] == (whose, now):
             return self._book(whose, now, self._last[2])  # outputs of one call come together
-        seconds = self._first_free(now, soonest_s, rate)
+        seconds = self._first_free(now, soonest_s, rate, burst)
         if seconds is None or len(self._due) >= MAX_PROMISES:
             return HORIZON_S
         return self._book(whose, now, now + seconds)
@@ -140,30 +146,34 @@ class Promises:
         self._num_kept = self._num_kept * _KEEP + kept
         self._num_told = self._num_told * _KEEP + 1.0
 
-    def _first_free(self, now: float, soonest_s: float, rate: float) -> int | None:
+    def _first_free(self, now: float, soonest_s: float, rate: float, burst: float) -> int | None:
         """The least number of whole seconds after which few enough others come back.
 
-        What counts is how many come around that moment, in the time in which a few places
-        become free.
+        Over some seconds, before and after, no more than places become free; over the time in
+        which a few do, `burst` more; and if that is none, not two close together.
         """
         self._move_to(int(now * CELLS_PER_S))
-        reach = math.ceil((_PLACES_AROUND * CELLS_PER_S / rate + 1) / 2)
-        places = (2 * reach - 1) / CELLS_PER_S * rate / max(self.share_kept, 0.05)
-        near = int(_LEAST_SPACING * CELLS_PER_S / rate)
+        share = max(self.share_kept, _LEAST_SHARE)
+        pace = rate / share / CELLS_PER_S  # how many may be told each cell
         first = max(1, math.ceil(soonest_s))
         at = np.arange(first, HORIZON_S) * CELLS_PER_S
-        around = self._booked_around(at, reach) + 1 <= places
-        if near:
-            around &= self._booked_around(at, near) == 0
-        free = np.flatnonzero(around)
+        tight = math.ceil(_PLACES_AROUND / pace)
+        wide = max(tight, 2 * CELLS_PER_S)
+        can_burst = burst >= _LEAST_BURST
+        near = 0 if can_burst else int(_LEAST_SPACING / pace)
+        is_free = self._booked(at - near, at + near) == 0
+        for span, more in ((tight, burst / share if can_burst else 0.0), (wide, 0.0)):
+            most = span * pace + more
+            is_free &= self._booked(at - span + 1, at + 1) + 1 <= most
+            is_free &= self._booked(at, at + span) + 1 <= most
+        free = np.flatnonzero(is_free)
         return first + int(free[0]) if len(free) else None
 
-    def _booked_around(self, at: Int64Array, reach: int) -> Int64Array:
-        """How many come in less than `reach` cells from each of `at`."""
-        last = len(self._cells) - 1
-        before, after = np.maximum(at - reach, 0), np.minimum(at + reach - 1, last)
-        booked = np.cumsum(self._cells)
-        return booked[after] - booked[before]
+    def _booked(self, begin: Int64Array, end: Int64Array) -> Int64Array:
+        """How many come in the cells from each `begin` to before its `end`."""
+        before = np.concatenate([[0], np.cumsum(self._cells)])
+        last = len(self._cells)
+        return before[np.minimum(end, last)] - before[np.maximum(begin, 0)]
 
     def _move_to(self, origin: int) -> None:
         """Forget what was booked before this cell."""

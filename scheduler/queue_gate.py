@@ -15,11 +15,15 @@ from scheduler.promises import Promises, fingerprint
 from scheduler.request import Rejection, Request
 from scheduler.waiting import WaitingQueue
 
-_BOOKED_SHARE = 0.6
+_BOOKED_SHARE = 0.7
 """Share of the places becoming free that is promised. The rest makes up for bad luck: places
 become free at random, and who comes back as told shall find one."""
 _LONG_STAY = 2.0
 """Times the average: how long a request may keep its place."""
+_SPARE = 1
+"""Places kept beyond what should suffice, while somebody is due."""
+_BURST_SHARE = 1 / 8
+"""Of those that may wait: how many may come back at once, and wait for one another."""
 _MAX_HELD = 64
 """Of those about to come back, how many are looked at."""
 
@@ -75,7 +79,7 @@ class QueueGate:
         if not len(due_s):
             return 0
         come = np.arange(1, len(due_s) + 1) * self._promises.share_kept
-        return max(0, round(float((come - outlook.num_freed(due_s)).max())))
+        return max(0, round(float((come - outlook.num_freed(due_s)).max()) + _SPARE))
 
     def _too_many(self, request: Request, waiting: WaitingQueue, held: int) -> str | None:
         config = self._config
@@ -119,7 +123,12 @@ class QueueGate:
         surplus = len(waiting) + 1 - config.max_waiting_requests
         tokens = waiting.num_tokens + len(request.prompt) - config.max_waiting_tokens
         soonest_s = max(surplus / outlook.rate, tokens * outlook.token_s, 0.0)
+        room = float(config.max_waiting_requests)
         if config.max_queue_s is not None:
             soonest_s = max(soonest_s, outlook.wait_s(0) - config.max_queue_s)
+            one_s = max(1.0 / outlook.rate, len(request.prompt) * outlook.token_s)
+            room = min(room, config.max_queue_s / one_s)
         rate = outlook.rate * _BOOKED_SHARE
-        return self._promises.make(whose, now, soonest_s=soonest_s, rate=rate)
+        return self._promises.make(
+            whose, now, soonest_s=soonest_s, rate=rate, burst=room * _BURST_SHARE
+        )
