@@ -2,10 +2,12 @@
 
 import threading
 import time
+from pathlib import Path
 
 import httpx
 import pytest
 
+from cluster.frontend.tokenizer_files import files_of
 from cluster.messages import ToClient
 from scheduler.arrays import int32
 from scheduler.request import Finish, Request, TokenBatch
@@ -62,7 +64,21 @@ class Lockstep:
 )
 def test_long_prompts_hold_up_neither_streams_nor_probes(start_rig: StartRig, route: str) -> None:
     """Case 130: 8 prompts of 200 kB while 8 streams run and /health is asked."""
-    rig = start_rig(info=make_info(max_model_len=1 << 20))
+    hold_up_with_long_prompts(start_rig(info=make_info(max_model_len=1 << 20)), route)
+
+
+@pytest.mark.slow
+@pytest.mark.model
+@pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/completions"])
+def test_long_prompts_of_a_real_vocabulary_hold_up_nobody_either(
+    start_rig: StartRig, smollm2: Path, route: str
+) -> None:
+    files = files_of(smollm2)
+    info = make_info(files, max_model_len=1 << 20, vocab_size=49_152)
+    hold_up_with_long_prompts(start_rig(files=files, info=info), route)
+
+
+def hold_up_with_long_prompts(rig: ApiRig, route: str) -> None:
     streams = Lockstep(rig, NUM_STREAMS)
     body: dict[str, object] = {"prompt": LONG_PROMPT}
     if route == "/v1/chat/completions":
