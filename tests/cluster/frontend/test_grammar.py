@@ -1,6 +1,7 @@
 """From the form that a caller wants to a grammar: what is accepted, and what is refused how."""
 
 import json
+import random
 from functools import cache
 
 import pytest
@@ -263,3 +264,56 @@ def test_both_families_of_tokenizers_can_be_used(family: str) -> None:
 def test_a_tokenizer_that_is_not_known_is_said_to_be() -> None:
     with pytest.raises(GrammarFailed, match=r"cannot use the model's tokenizer: .*Metaspace"):
         tokenizer("unigram")
+
+
+# --- and whatever else is sent --------------------------------------------------------------
+
+KEYWORDS = (
+    "type", "properties", "required", "items", "prefixItems", "enum", "const", "anyOf", "allOf",
+    "oneOf", "$ref", "$defs", "minimum", "maximum", "multipleOf", "minLength", "maxLength",
+    "pattern", "format", "minItems", "maxItems", "additionalProperties", "patternProperties",
+    "minProperties", "maxProperties", "x-guidance", "exclusiveMinimum", "$schema", "$id", "not",
+)  # fmt: skip
+VALUES = (
+    0, -1, 3.5, 1e308, -(2**70), 10**25, True, False, None, "string", "object", "array", "number",
+    "", "^a", "[", "(a|b)*", "#", "#/$defs/a", "🙂", "date", "\x00", "\\",
+    "http://json-schema.org/draft-07/schema#",
+)  # fmt: skip
+SIGNS = (
+    "a", "b", "(", ")", "[", "]", "{", "}", "*", "+", "?", "|", "\\", "/", '"', ":", "::=", "start",
+    "root", "\n", " ", "<", ">", "%json", "%ignore", "1", ",", ".", "~", "&", "^", "$", "#", "🙂",
+)  # fmt: skip
+
+
+def some_schema(chance: random.Random, depth: int = 3) -> dict[str, object]:
+    return {chance.choice(KEYWORDS): some_value(chance, depth) for _ in range(chance.randrange(5))}
+
+
+def some_value(chance: random.Random, depth: int) -> object:
+    kind = chance.randrange(4) if depth else 0
+    if kind <= 1:
+        return chance.choice(VALUES)
+    if kind == 2:
+        return [some_value(chance, depth - 1) for _ in range(chance.randrange(4))]
+    inner = some_schema(chance, depth - 1)
+    return inner if chance.random() < 0.8 else {"a": inner, "lenient": 1, "item_separator": 5}
+
+
+def test_whatever_is_sent_becomes_a_grammar_or_is_refused() -> None:
+    chance = random.Random(0)
+    num_grammars, refusals = 0, []
+    for number in range(1500):
+        text = "".join(chance.choices(SIGNS, k=chance.randrange(1, 20)))
+        fields: dict[str, object] = (
+            {"json": some_schema(chance)},
+            {"regex": text},
+            {"grammar": chance.choice(("start: ", "root ::= ", "")) + text},
+        )[number % 3]
+        try:
+            num_grammars += bool(grammar_of(**fields))
+        except InvalidRequest as error:
+            refusals.append(str(error))
+
+    assert 100 < num_grammars < 1400
+    assert max(map(len, refusals)) < 800
+    assert not any("\n<" in message for message in refusals)
