@@ -161,19 +161,25 @@ class Promises:
         wide = max(tight, 2 * CELLS_PER_S)
         can_burst = burst >= _LEAST_BURST
         near = 0 if can_burst else int(_LEAST_SPACING / pace)
-        is_free = self._booked(at - near, at + near) == 0
+        before, last = self._booked_before(), len(self._cells)
+
+        def booked(begin: int, end: int) -> Int64Array:
+            """From so many cells after each of `at` to before so many after it."""
+            return before[np.minimum(at + end, last)] - before[np.maximum(at + begin, 0)]
+
+        is_free = booked(-near, near) == 0
         for span, more in ((tight, burst / share if can_burst else 0.0), (wide, 0.0)):
             most = span * pace + more
-            is_free &= self._booked(at - span + 1, at + 1) + 1 <= most
-            is_free &= self._booked(at, at + span) + 1 <= most
+            is_free &= booked(1 - span, 1) + 1 <= most
+            is_free &= booked(0, span) + 1 <= most
         free = np.flatnonzero(is_free)
         return first + int(free[0]) if len(free) else None
 
-    def _booked(self, begin: Int64Array, end: Int64Array) -> Int64Array:
-        """How many come in the cells from each `begin` to before its `end`."""
-        before = np.concatenate([[0], np.cumsum(self._cells)])
-        last = len(self._cells)
-        return before[np.minimum(end, last)] - before[np.maximum(begin, 0)]
+    def _booked_before(self) -> Int64Array:
+        """How many come before each cell, and before the end of the last."""
+        before = np.zeros(len(self._cells) + 1, dtype=np.int64)
+        np.cumsum(self._cells, out=before[1:])
+        return before
 
     def _move_to(self, origin: int) -> None:
         """Forget what was booked before this cell."""
