@@ -296,7 +296,7 @@ WRONG: list[tuple[dict[str, object], str, str]] = [
     ({"n": 2}, "n", "several calls"),
     ({"include": ["reasoning.encrypted_content"]}, "include", "message.output_text.logprobs"),
     ({"tool_choice": {"type": "function", "name": "rain"}}, "tool_choice", "no tools"),
-    ({"tools": [{"type": "web_search"}]}, "tools.0.type", "'function'"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type", "'function'"),
     ({"text": {"format": {"type": "xml"}}}, "text.format", "xml"),
     ({"temperature": 3}, "temperature", "temperature must be"),
 ]

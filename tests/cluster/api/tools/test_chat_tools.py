@@ -169,7 +169,7 @@ WRONG: list[tuple[dict[str, object], str, str]] = [
     ({"tool_choice": NAMED}, "tool_choice", "names the function 'rain'; tools has weather, time"),
     ({"tool_choice": "any"}, "tool_choice", "'none', 'auto' or 'required'"),
     ({"tools": [*TOOLS, TOOLS[0]]}, "tools", "two functions named 'weather'"),
-    ({"tools": [{"type": "web_search"}]}, "tools.0.type", "'function'"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type", "'function'"),
     ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "name", "a b"),
     ({"tools": TOOLS[:1] * 129}, "tools", "128"),
     ({"tools": "weather"}, "tools", "list"),
