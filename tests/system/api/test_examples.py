@@ -23,8 +23,8 @@ PAGE = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 URL = "http://127.0.0.1:8000"
 BASES: dict[str, dict[str, object]] = {
-    "/v1/completions": {"prompt": "Once upon a time", "max_tokens": 3},
-    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 3},
+    "/v1/completions": {"prompt": "Once upon a time", "max_tokens": 2},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2},
     "/v1/responses": {"input": "Hi", "max_output_tokens": 3},
 }
 ROUTES_OF_TABLE = {
@@ -113,5 +113,5 @@ def test_every_field_takes_its_example(http: httpx.Client) -> None:
         assert answer.status_code == 200, f"{name}: {answer.text}"
         assert "x-stoker-warning" not in answer.headers
 
-    with ThreadPoolExecutor(16) as threads:
+    with ThreadPoolExecutor(32) as threads:
         list(threads.map(ask, examples()))

@@ -15,10 +15,10 @@ from tests.system.api.serving import WAIT_S, Serving
 pytestmark = pytest.mark.model
 
 ASKS: dict[str, dict[str, object]] = {
-    "plain": {"temperature": 0, "max_tokens": 10},
+    "plain": {"temperature": 0},
     "two seeded outputs": {"n": 2, "seed": 3, "temperature": 0.9, "top_p": 0.9},
-    "log-probabilities": {"temperature": 0, "logprobs": 3, "max_tokens": 8},
-    "a stop text": {"temperature": 0, "stop": ["e", "\n\n"], "max_tokens": 20, "logprobs": 0},
+    "log-probabilities": {"temperature": 0, "logprobs": 3},
+    "a stop text": {"temperature": 0, "stop": ["e", "\n\n"], "max_tokens": 10, "logprobs": 0},
     "penalties": {
         "seed": 1,
         "presence_penalty": 1.0,
@@ -54,11 +54,11 @@ MESSAGES = [
 
 
 def completion_ask(ask: Mapping[str, object]) -> dict[str, object]:
-    return {"model": None, "prompt": "The three colours are", "max_tokens": 6, **ask}
+    return {"model": None, "prompt": "The three colours are", "max_tokens": 5, **ask}
 
 
 def chat_ask(ask: Mapping[str, object]) -> dict[str, object]:
-    asked: dict[str, object] = {"model": None, "messages": MESSAGES, "max_tokens": 6, **ask}
+    asked: dict[str, object] = {"model": None, "messages": MESSAGES, "max_tokens": 5, **ask}
     if "logprobs" in asked:
         asked |= {"logprobs": True, "top_logprobs": asked["logprobs"]}
     asked["max_completion_tokens"] = asked.pop("max_tokens")
