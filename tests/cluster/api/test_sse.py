@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import re
 import socket
 import struct
 from collections.abc import Callable, Iterator, Sequence
@@ -164,6 +165,24 @@ def test_tokens_of_one_step_are_one_chunk_and_one_write(rig: ApiRig) -> None:
 
     assert len(reading.events) == 5 + 2
     assert reading.text == "a" * 15
+    reading.close()
+
+
+def test_outputs_of_one_call_that_gain_a_token_in_one_step_leave_in_one_write(rig: ApiRig) -> None:
+    short, _ = ids_of(rig)
+    reading = Reading(rig.url, n=3, temperature=1, **LONG)  # type: ignore[arg-type]
+    handles = [rig.engine.next_request().handle for _ in range(3)]
+
+    for count in range(1, 6):
+        rig.engine.send(one_each(handles, short))
+        take_until_each_has([reading], 3 * count, b'"text":"a"')
+    rig.engine.send(one_each(handles, short, Finish.LENGTH))
+    reading.take_all()
+
+    assert reading.text == "a" * 18
+    # An HTTP chunk begins with its size: the beginning, five steps, and the end.
+    assert len(re.findall(rb"\r\n[0-9a-f]+\r\ndata: ", reading.data)) == 6
+    assert not aborts_once_all_is_over(rig)
     reading.close()
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
@@ -10,6 +11,7 @@ import msgspec
 import pytest
 
 from cluster.errors import AddressError
+from cluster.frontend import loop_link
 from cluster.frontend.draft import Draft, RequestOptions, draft_of
 from cluster.frontend.engine_client import ClientConfig
 from cluster.frontend.errors import (
@@ -171,6 +173,33 @@ def test_more_messages_than_the_queue_holds_leave_when_there_is_room(tmp_path: P
         assert [live.failure for live in lives] == [None] * count
 
     play(scene, tmp_path, script=answer)
+
+
+def test_an_engine_that_reads_nothing_counts_as_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once all queues between are full, what is left to send waits for a bounded time."""
+    monkeypatch.setattr(loop_link, "SEND_TIMEOUT_S", 0.05)
+    may_go_on = threading.Event()
+
+    def freeze(request: Request) -> list[ToClient]:
+        assert may_go_on.wait(30)
+        return []
+
+    async def scene(engine: FakeEngine, client: LoopClient) -> None:
+        draft = await make_draft(client, SamplingParams(max_tokens=1))
+        lives = [client.submit(draft) for _ in range(8000)]
+        await wait(lives[-1])
+        engine.script = answer_at_once
+        may_go_on.set()
+        again = await start(client)
+        await wait(again)
+
+        assert all(isinstance(live.failure, EngineLost) for live in lives)
+        assert "has not taken a message for 0.05 s" in str(lives[0].failure)
+        assert again.failure is None
+
+    play(scene, tmp_path, script=freeze)
 
 
 def test_the_tokenizer_comes_over_the_wire_once(tmp_path: Path) -> None:
