@@ -14,13 +14,14 @@ from hashlib import blake2b
 
 import numpy as np
 
-from scheduler.arrays import Float64Array, Int32Array, Int64Array, int32
+from scheduler.arrays import BoolArray, Float64Array, Int64Array
 from scheduler.request import Request
 
 CELLS_PER_S = 16
 HORIZON_S = 600
 """Longest time that is promised. Later ones are told this, and nothing is kept for them."""
-MAX_PROMISES = 65_536
+MAX_PROMISES = 16_384
+"""Others are told when these will be served, and nothing is kept for them."""
 EARLY_S = 0.1
 LATE_S = 2.0
 """How much before and after its time a request that returns is still expected."""
@@ -31,6 +32,7 @@ _LEAST_SPACING = 0.5
 """Of two that come back, as a share of the time in which one place becomes free."""
 _FIRST_SHARE_WEIGHT = 8.0
 _LEAST_SHARE = 0.05
+_FEW = 16
 _KEEP = 0.95
 
 
@@ -49,9 +51,11 @@ class Promises:
         """(when, number of the promise, whose), soonest first."""
         self._times: dict[bytes, deque[tuple[float, int]]] = {}
         """The same by whose they are."""
-        self._cells: Int32Array = int32(np.zeros(HORIZON_S * CELLS_PER_S))
-        """How many were promised in each part of a second from `_origin` on, kept ones too."""
+        self._booked_before: Int64Array = np.zeros(HORIZON_S * CELLS_PER_S + 1, dtype=np.int64)
+        """How many were promised before each part of a second from `_origin` on, kept ones too."""
         self._origin = 0
+        self._first_hope = 0
+        """Seconds before which everything is booked out for whoever comes in this cell."""
         self._num_made = 0
         self._num_kept = self._num_told = _FIRST_SHARE_WEIGHT
         self._last: tuple[bytes, float, float] | None = None
@@ -107,8 +111,10 @@ class Promises:
                 return held
         if self._last is not None and self._last[:2] == (whose, now):
             return self._book(whose, now, self._last[2])  # outputs of one call come together
+        if len(self._due) >= MAX_PROMISES:
+            return max(1, min(HORIZON_S, math.ceil(max(soonest_s, MAX_PROMISES / rate))))
         seconds = self._first_free(now, soonest_s, rate, burst)
-        if seconds is None or len(self._due) >= MAX_PROMISES:
+        if seconds is None:
             return HORIZON_S
         return self._book(whose, now, now + seconds)
 
@@ -128,8 +134,7 @@ class Promises:
         self._enter(whose, when, self._num_made)
         self._last = whose, now, when
         cell = int(when * CELLS_PER_S) - self._origin
-        if 0 <= cell < len(self._cells):
-            self._cells[cell] += 1
+        self._booked_before[max(0, cell + 1) :] += 1
         return round(when - now)
 
     def _enter(self, whose: bytes, when: float, number: int) -> None:
@@ -147,44 +152,52 @@ class Promises:
         self._num_told = self._num_told * _KEEP + 1.0
 
     def _first_free(self, now: float, soonest_s: float, rate: float, burst: float) -> int | None:
-        """The least number of whole seconds after which few enough others come back.
-
-        Over some seconds, before and after, no more than places become free; over the time in
-        which a few do, `burst` more; and if that is none, not two close together.
-        """
+        """The least number of whole seconds after which few enough others come back."""
         self._move_to(int(now * CELLS_PER_S))
-        share = max(self.share_kept, _LEAST_SHARE)
-        pace = rate / share / CELLS_PER_S  # how many may be told each cell
-        first = max(1, math.ceil(soonest_s))
-        at = np.arange(first, HORIZON_S) * CELLS_PER_S
+        pace = rate / max(self.share_kept, _LEAST_SHARE) / CELLS_PER_S
+        soonest = max(1, math.ceil(soonest_s))
+        first = max(soonest, self._first_hope)
+        for count in (_FEW, HORIZON_S):  # mostly one of the first few will do
+            seconds = np.arange(first, min(first + count, HORIZON_S))
+            free = np.flatnonzero(self._have_room(seconds * CELLS_PER_S, pace, burst))
+            if len(free):
+                found = int(seconds[free[0]])
+                break
+        else:
+            found = HORIZON_S
+        if soonest <= max(1, self._first_hope):
+            self._first_hope = found
+        return found if found < HORIZON_S else None
+
+    def _have_room(self, at: Int64Array, pace: float, burst: float) -> BoolArray:
+        """Whether one more may come in each of these cells.
+
+        Over some seconds, before and after, no more than `pace` per cell; over the time in which
+        a few places become free, `burst` more; and if that is none, not two close together.
+        """
         tight = math.ceil(_PLACES_AROUND / pace)
         wide = max(tight, 2 * CELLS_PER_S)
         can_burst = burst >= _LEAST_BURST
         near = 0 if can_burst else int(_LEAST_SPACING / pace)
-        before, last = self._booked_before(), len(self._cells)
+        before, last = self._booked_before, len(self._booked_before) - 1
 
         def booked(begin: int, end: int) -> Int64Array:
             """From so many cells after each of `at` to before so many after it."""
             return before[np.minimum(at + end, last)] - before[np.maximum(at + begin, 0)]
 
-        is_free = booked(-near, near) == 0
-        for span, more in ((tight, burst / share if can_burst else 0.0), (wide, 0.0)):
+        has_room: BoolArray = booked(-near, near) == 0
+        for span, more in ((tight, burst if can_burst else 0.0), (wide, 0.0)):
             most = span * pace + more
-            is_free &= booked(1 - span, 1) + 1 <= most
-            is_free &= booked(0, span) + 1 <= most
-        free = np.flatnonzero(is_free)
-        return first + int(free[0]) if len(free) else None
-
-    def _booked_before(self) -> Int64Array:
-        """How many come before each cell, and before the end of the last."""
-        before = np.zeros(len(self._cells) + 1, dtype=np.int64)
-        np.cumsum(self._cells, out=before[1:])
-        return before
+            has_room &= booked(1 - span, 1) + 1 <= most
+            has_room &= booked(0, span) + 1 <= most
+        return has_room
 
     def _move_to(self, origin: int) -> None:
         """Forget what was booked before this cell."""
-        past = min(origin - self._origin, len(self._cells))
+        before = self._booked_before
+        last = len(before) - 1
+        past = min(origin - self._origin, last)
         if past > 0:
-            self._cells[: len(self._cells) - past] = self._cells[past:]
-            self._cells[len(self._cells) - past :] = 0
-            self._origin = origin
+            self._origin, self._first_hope = origin, 0
+            before[: last + 1 - past] = before[past:] - before[past]
+            before[last + 1 - past :] = before[last - past]
