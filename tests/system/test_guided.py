@@ -24,16 +24,15 @@ pytestmark = pytest.mark.model
 CASES = guided_cases()
 BY_NAME = {case.name: case for case in CASES}
 FEW = (
-    "object/person", "object/names_with_letters", "object/names_with_signs", "object/nested_four",
-    "composed/many_emoji", "composed/keyed_cjk", "enum/family", "enum/quotes_and_slashes",
-    "number/integer_17_4242", "number/sevens", "array/tuple", "array/unions", "union/one_of_apart",
-    "union/all_of_objects", "reference/tree", "reference/expression", "format/date", "format/uuid",
-    "string/phone", "string/unanchored", "json/own_whitespace", "regex/roman", "regex/groups",
-    "choice/signs", "lark/arithmetic", "lark/json_in_words", "gbnf/greeting",
+    "object/person", "object/names_with_letters", "object/names_with_signs", "composed/many_emoji",
+    "composed/keyed_cjk", "enum/family", "enum/quotes_and_slashes", "number/integer_17_4242",
+    "number/sevens", "array/tuple", "array/unions", "union/one_of_apart", "union/all_of_objects",
+    "reference/tree", "format/date", "string/phone", "string/unanchored", "json/own_whitespace",
+    "regex/roman", "regex/groups", "choice/signs", "lark/arithmetic", "lark/json_in_words",
+    "gbnf/greeting",
 )  # fmt: skip
 SEVERAL = tuple(
-    BY_NAME[name]
-    for name in ("object/person", "composed/many_emoji", "composed/keyed_cjk", "lark/json_in_words")
+    BY_NAME[name] for name in ("object/person", "composed/many_emoji", "composed/keyed_cjk")
 )
 
 
@@ -64,12 +63,12 @@ def test_what_ends_by_stop_has_the_form_that_was_asked_for(
     ranks: LoadedRanks, tokenizer: Tokenizer, grammars: GrammarProcess
 ) -> None:
     cases = [BY_NAME[name] for name in FEW]
-    asked = [asked_of(case, grammars, seed, max_tokens=40) for seed, case in enumerate(cases)]
+    asked = [asked_of(case, grammars, seed, max_tokens=32) for seed, case in enumerate(cases)]
 
     answers = run_cases(spacious(ranks), tokenizer, cases, asked)
 
     assert complaints(cases, answers, tokenizer) == []
-    assert sum(answer.finish is Finish.STOP for answer in answers) >= len(cases) * 3 // 4
+    assert sum(answer.finish is Finish.STOP for answer in answers) >= len(cases) * 2 // 3
 
 
 @pytest.mark.slow
@@ -135,7 +134,7 @@ def test_letters_of_all_scripts_come_out_as_they_are(
 def answers_of(
     cluster: InProcessCluster, tokenizer: Tokenizer, grammars: GrammarProcess
 ) -> list[Answer]:
-    asked = [asked_of(case, grammars, i, max_tokens=28) for i, case in enumerate(SEVERAL)]
+    asked = [asked_of(case, grammars, i, max_tokens=22) for i, case in enumerate(SEVERAL)]
     return run_cases(cluster, tokenizer, SEVERAL, asked)
 
 
@@ -147,7 +146,7 @@ def test_preemption_and_plans_in_flight_change_no_token(
     ranks = loaded(tp)
     expected = answers_of(spacious(ranks), tokenizer, grammars)
     one_plan = answers_of(spacious(ranks, plans_in_flight=1), tokenizer, grammars)
-    tight = InProcessCluster(ranks, num_blocks=7, block_size=8, max_num_seqs=8, watermark=0.0)
+    tight = InProcessCluster(ranks, num_blocks=5, block_size=8, max_num_seqs=8, watermark=0.0)
     preempted = answers_of(tight, tokenizer, grammars)
 
     assert tight.scheduler.counters.preemptions > 0
@@ -158,6 +157,7 @@ def test_preemption_and_plans_in_flight_change_no_token(
         assert [answer.finish for answer in other] == [answer.finish for answer in expected]
 
 
+@pytest.mark.slow
 def test_guided_company_changes_nothing_for_a_free_request(
     ranks: LoadedRanks, tokenizer: Tokenizer, grammars: GrammarProcess
 ) -> None:

@@ -127,6 +127,7 @@ def test_bodies_know_every_field_of_a_form() -> None:
     assert {f.alias or name for name, f in fields} == set(StructuredOutputs.__struct_fields__)
 
 
+@pytest.mark.slow
 def test_hostile_forms_hold_up_no_plain_call(rig: ApiRig) -> None:
     """Case 49: they wait for each other; the last thread that encodes is not theirs."""
     endless = {"prompt": "hi", "guided_json": {"type": "integer", "multipleOf": 99999989}}
