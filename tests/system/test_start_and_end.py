@@ -169,7 +169,16 @@ def test_case_66_five_starts_two_of_which_fail_leave_nothing(tiny: Path) -> None
 
 def serve(model: Path, *more: str) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
-        [sys.executable, "-m", "stoker.cli", "serve", str(model), "--backend=local", "--port=0", *more],
+        [
+            sys.executable,
+            "-m",
+            "stoker.cli",
+            "serve",
+            str(model),
+            "--backend=local",
+            "--port=0",
+            *more,
+        ],
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
     )
