@@ -6,7 +6,8 @@ when one of them has failed, for half an answer is none.
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TypeVar
 
 from starlette.types import Receive
 
@@ -23,6 +24,8 @@ from cluster.frontend.errors import RequestError
 from cluster.frontend.loop_client import LoopClient
 from cluster.frontend.requests import LiveOutput, LiveRequest
 from scheduler.request import Finish
+
+T = TypeVar("T")
 
 
 class Call:
@@ -163,10 +166,32 @@ class Call:
         return ApiError(message, kind)
 
     async def _cancel_on_disconnect(self, receive: Receive) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
+        await _left(receive)
         self.has_left = True
         self.cancel()
+
+
+async def unless_left(receive: Receive, work: Coroutine[None, None, T]) -> T:
+    """What some work brings; it is given up when the client closes its connection.
+
+    Raises:
+        ApiError: 499, which nobody hears.
+    """
+    working, leaving = asyncio.create_task(work), asyncio.create_task(_left(receive))
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ApiError("the client left before its prompt was encoded", CANCELLED)
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
+
+
+async def _left(receive: Receive) -> None:
+    """Wait until the client closes its connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 _KIND_BY_FINISH = {

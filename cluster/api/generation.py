@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cluster.api.api_server import ApiServer, server_of
-from cluster.api.calls import Call
+from cluster.api.calls import Call, unless_left
 from cluster.api.errors import bad_request
 from cluster.api.exchange import label_of
 from cluster.api.generation_body import GenerationBody
@@ -90,7 +90,11 @@ class Generation:
         if may_need_grammar(self.body):
             num_chars += LONG_CHARS  # it must not take the last thread from plain calls
         with naming_structure(self.body):
-            drafts = await self.server.encode(work, num_chars=num_chars)
+            encoding = self.server.encode(work, num_chars=num_chars)
+            if num_chars < LONG_CHARS:
+                drafts = await encoding
+            else:
+                drafts = await unless_left(self.request.receive, encoding)
         call = self.server.open_call(self.call_id, drafts)
         call.leave_with(self.request.receive)
         return call

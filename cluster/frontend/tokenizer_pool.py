@@ -29,6 +29,8 @@ class TokenizerPool:
         if num_threads < 1:
             raise ValueError(f"num_threads must be at least 1, got {num_threads}")
         self.num_threads = num_threads
+        self.num_jobs = 0
+        """Pieces of work that somebody waits for."""
         self._executor = ThreadPoolExecutor(num_threads, thread_name_prefix="stoker-encode")
         self._own = threading.local()
         self._files: TokenizerFiles | None = None
@@ -55,10 +57,14 @@ class TokenizerPool:
             num_chars: of the text to encode, as far as known; from `LONG_CHARS` on, it waits
                 for its turn among the long ones.
         """
-        if num_chars < LONG_CHARS:
-            return await self._run(work)
-        async with self._long_turns:
-            return await self._run(work)
+        self.num_jobs += 1
+        try:
+            if num_chars < LONG_CHARS:
+                return await self._run(work)
+            async with self._long_turns:
+                return await self._run(work)
+        finally:
+            self.num_jobs -= 1
 
     async def _run(self, work: Callable[[Tokenizer], T]) -> T:
         files = self._files

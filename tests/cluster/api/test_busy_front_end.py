@@ -1,8 +1,12 @@
 """A front end with much to do at once: long prompts, many streams, and what a token costs."""
 
+import asyncio
 import threading
 import time
+from collections.abc import Coroutine
+from concurrent.futures import Future
 from pathlib import Path
+from typing import TypeVar
 
 import httpx
 import pytest
@@ -15,6 +19,8 @@ from tests.cluster.api.conftest import StartRig
 from tests.cluster.api.readings import Reading, take_until_each_has
 from tests.cluster.api.rig import ApiRig
 from tests.cluster.frontend.fake_engine import bytes_column, make_info, tokens
+
+T = TypeVar("T")
 
 NUM_STREAMS = 8
 LONG_PROMPT = "the quick brown fox jumps over the lazy dog " * 4600  # 200 kB
@@ -113,6 +119,34 @@ def hold_up_with_long_prompts(rig: ApiRig, route: str) -> None:
     # On the loop, or with Python's lock held, each prompt is one gap, and there are few rounds.
     assert len(gaps) == num_probes > len(callers)
     assert max(gaps) < took_s / 2
+
+
+def test_long_prompts_of_clients_that_left_are_not_encoded(start_rig: StartRig) -> None:
+    rig = start_rig(info=make_info(max_model_len=1 << 20), encode_threads=1)
+    pool = rig.api.pool
+    on_loop(rig, rig.api.loaded()).result(30)
+    may_go_on = threading.Event()
+    held = on_loop(rig, pool.run(lambda _: may_go_on.wait(60)))
+
+    async def until_there_are(num_jobs: int) -> None:
+        while pool.num_jobs != num_jobs:
+            await asyncio.sleep(0.001)
+
+    readings = [Reading(rig.url, prompt=LONG_PROMPT, max_tokens=1) for _ in range(6)]
+    on_loop(rig, until_there_are(7)).result(30)
+    for reading in readings:
+        reading.close()
+    on_loop(rig, until_there_are(1)).result(30)
+    may_go_on.set()
+    held.result(30)
+    on_loop(rig, rig.api.engine.status(30.0)).result(30)  # after all that was sent before
+
+    assert rig.engine.received.empty()
+    assert rig.api.engine.num_live == 0
+
+
+def on_loop(rig: ApiRig, work: Coroutine[None, None, T]) -> "Future[T]":
+    return asyncio.run_coroutine_threadsafe(work, rig.loop)
 
 
 def test_prompts_of_one_call_keep_their_order_among_others(start_rig: StartRig) -> None:

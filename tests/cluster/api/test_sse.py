@@ -170,7 +170,7 @@ def test_tokens_of_one_step_are_one_chunk_and_one_write(rig: ApiRig) -> None:
 
 def test_outputs_of_one_call_that_gain_a_token_in_one_step_leave_in_one_write(rig: ApiRig) -> None:
     short, _ = ids_of(rig)
-    reading = Reading(rig.url, n=3, temperature=1, **LONG)  # type: ignore[arg-type]
+    reading = Reading(rig.url, n=3, temperature=1, **LONG)
     handles = [rig.engine.next_request().handle for _ in range(3)]
 
     for count in range(1, 6):
