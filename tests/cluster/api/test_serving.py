@@ -381,3 +381,47 @@ def check_cancelled(
             assert answer.error()["code"] == "request_cancelled"
     settled(client)
     assert http.post("/v1/requests/mine-1/cancel").status_code == 404
+
+
+ASKS: dict[str, dict[str, object]] = {
+    "/v1/completions": {"prompt": [5], "max_tokens": 200},
+    "/v1/chat/completions": {
+        "messages": [{"role": "user", "content": "a"}],
+        "max_tokens": 200,
+    },
+    "/v1/responses": {"input": "a", "max_output_tokens": 200},
+}
+
+
+@pytest.mark.parametrize("path", ASKS)
+def test_a_client_that_leaves_ends_its_call_whatever_it_asked_and_however_it_leaves(
+    serving: Serving, path: str
+) -> None:
+    """Also one that has sent its next request already, which uvicorn alone would not notice."""
+    with Client(serving.address) as client:
+        ways = [
+            (stream, count, how)
+            for stream in (False, True)
+            for count in (1, 2)
+            for how in ("close", "reset", "half")
+        ]
+        before = client.status().totals.finished
+        for stream, count, how in ways:
+            body = json.dumps({**ASKS[path], "stream": stream, "ignore_eos": True}).encode()
+            headers = [
+                f"Authorization: Bearer {serving.api_key}",
+                "Content-Type: application/json",
+                f"Content-Length: {len(body)}",
+            ]
+            with Raw(serving.base_url) as raw:
+                raw.send((head(path, *headers) + body) * count)
+                wait_until(lambda: client.status().num_running == 1)
+                if how == "reset":
+                    raw.reset()
+                elif how == "half":
+                    raw.socket.shutdown(socket.SHUT_WR)
+                    settled(client)
+            settled(client)
+        after = client.status().totals.finished
+    assert after["abort"] - before.get("abort", 0) == len(ways)
+    assert after.get("length", 0) == before.get("length", 0), "none ran to its end"

@@ -61,6 +61,7 @@ class Serving:
         self.api_key = keys.partition(",")[0]
         self.log: list[str] = []
         self._seen = threading.Condition()
+        self._has_ended = False
         self._family: dict[int, psutil.Process] = {}
         self._reader = threading.Thread(target=self._read_log)
         self._reader.start()
@@ -73,6 +74,9 @@ class Serving:
             with self._seen:
                 self.log.append(line.decode(errors="replace").rstrip())
                 self._seen.notify_all()
+        with self._seen:
+            self._has_ended = True
+            self._seen.notify_all()
 
     # --- what it says ---
 
@@ -90,13 +94,19 @@ class Serving:
 
     def wait_up(self) -> "Serving":
         """Wait until it has said both addresses, which is when a token can be made."""
+        with self._seen:
+            self._seen.wait_for(lambda: self._has_ended or self._is_up, timeout=WAIT_S)
+        assert self._is_up, f"it did not come up:\n{self._family}\n{self.text}"
         assert self.process.stdout is not None
         self._address = self.process.stdout.readline().decode().strip()
-        assert self._address, f"it did not come up:\n{self.text}"
         self._base_url = self.process.stdout.readline().decode().strip()
         assert self._base_url.startswith("http://"), self._base_url
         self.remember_family()
         return self
+
+    @property
+    def _is_up(self) -> bool:
+        return any("stoker: serving" in line for line in self.log)
 
     @property
     def address(self) -> str:
