@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -132,11 +133,13 @@ SOURCES = {
 }
 
 
+@cache
 def tree_of(source: str) -> ast.Module:
     return ast.parse(SOURCES[source].read_text(encoding="utf-8"), filename=source)
 
 
-def imported_modules(source: str) -> set[str]:
+@cache
+def imported_modules(source: str) -> frozenset[str]:
     """Dotted names that a file imports; `from scheduler import plan` counts as `scheduler.plan`."""
     names: set[str] = set()
     for node in ast.walk(tree_of(source)):
@@ -149,7 +152,7 @@ def imported_modules(source: str) -> set[str]:
                 names |= {f"{module}.{alias.name}" for alias in node.names}
             else:
                 names.add(module)
-    return names
+    return frozenset(names)
 
 
 def is_allowed(name: str, allowed: set[str]) -> bool:
