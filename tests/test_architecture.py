@@ -133,7 +133,6 @@ SOURCES = {
 }
 
 
-@cache
 def tree_of(source: str) -> ast.Module:
     return ast.parse(SOURCES[source].read_text(encoding="utf-8"), filename=source)
 
