@@ -199,11 +199,16 @@ class Supervisor:
         if self._engine.end_fd in ready and not self._is_ending:
             raise self._failure(f"the engine process ended: {self._engine.how_it_ended()}")
         if deadline is not None and time.monotonic() >= deadline and not self._is_ending:
-            missing = sorted(set(range(self._config.num_groups)) - self._ready)
             raise StartFailed(
-                f"not ready within start_timeout_s={self._config.start_timeout_s:g}: groups "
-                f"{missing} still start"
+                f"not ready within start_timeout_s={self._config.start_timeout_s:g}: "
+                f"{self._what_is_missing()}"
             )
+
+    def _what_is_missing(self) -> str:
+        missing = sorted(set(range(self._config.num_groups)) - self._ready)
+        if missing:
+            return f"groups {missing} still start"
+        return "the groups are ready, but not every API server takes connections"
 
     def _wait(self, timeout_s: float | None) -> set[int]:
         fds = [self._signals.fd, self._wake.fd, self._engine.end_fd]
