@@ -139,6 +139,8 @@ class ExchangeLog:
             await self._app(scope, receive, send_with_id)
         finally:
             CURRENT.reset(token)
+            if exchange.call is not None:
+                exchange.call.close()  # whatever became of the route, nothing runs on for nobody
             self._end(exchange, scope)
 
     def _begin(self, scope: Scope) -> Exchange:

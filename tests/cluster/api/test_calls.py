@@ -221,6 +221,24 @@ def test_an_engine_that_is_not_ready_is_a_503_at_once(start_rig: StartRig, path:
         rig.openai().models.list()
 
 
+def test_a_fault_of_ours_leaves_nothing_running(
+    silent: ApiRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("a fault of ours")
+
+    monkeypatch.setattr("cluster.api.completions.CompletionAnswer", fail)
+    answer = silent.post("/v1/completions", prompt="hi")
+    assert answer.status_code == 500
+    assert "fault" not in answer.text
+    request = silent.engine.next_request()
+    message = silent.engine.received.get(timeout=10)
+    assert isinstance(message, Abort)
+    assert message.handle.tolist() == [request.handle]
+    assert silent.http.get("/version").status_code == 200
+    assert silent.api.calls == {}
+
+
 def test_labels_of_one_name_do_not_disturb_each_other(silent: ApiRig) -> None:
     rig = silent
     calls = [Asking(rig, "/v1/completions", request_id="same") for _ in range(5)]
