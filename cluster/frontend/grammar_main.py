@@ -4,6 +4,7 @@ It reads jobs from standard input and answers each on standard output, one after
 ends when the input does. It may be ended at any time: nothing is kept here.
 """
 
+import os
 import resource
 import sys
 import threading
@@ -21,7 +22,12 @@ STACK_BYTES = 2 * 2**20
 """Less than the threads have in which workers follow a grammar: what is too deep fails here."""
 
 
+PRIORITY = 5
+"""Below that of the processes that make tokens, which may have the same cores."""
+
+
 def main() -> int:
+    os.nice(PRIORITY)
     threading.stack_size(STACK_BYTES)
     thread = threading.Thread(target=_answer, args=(sys.stdin.buffer, sys.stdout.buffer))
     thread.start()

@@ -30,6 +30,7 @@ FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "city", "schema": 
 ASKED: list[Any] = [{"role": "user", "content": "Describe a city as JSON."}]
 LIMIT_S = 30.0
 """The limit is 3 s; the process may have to be started again first, on a busy machine."""
+NUM_BEFORE = 40
 HOSTILE: dict[str, dict[str, object]] = {
     "endless": {"guided_json": {"type": "integer", "multipleOf": 99999989}},
     "bounds": {"guided_regex": "(((((a{1,100}){1,100}){1,100}){1,100}){1,100}){1,100}"},
@@ -69,7 +70,7 @@ def test_streams_and_whole_answers_keep_to_a_schema_alike(
         "model": served.model,
         "messages": ASKED,
         "response_format": FORMAT,
-        "max_tokens": 80,
+        "max_tokens": 40,
         "temperature": 1.0,
         "seed": 3,
         "n": 2,
@@ -172,7 +173,7 @@ def test_hostile_forms_are_refused_in_time_while_a_stream_flows(
 
     reader = threading.Thread(target=stream)
     reader.start()
-    while len(gaps) < 10:
+    while len(gaps) < NUM_BEFORE:
         time.sleep(0.01)
     try:
         for name, form in HOSTILE.items():
@@ -186,5 +187,8 @@ def test_hostile_forms_are_refused_in_time_while_a_stream_flows(
         is_over.set()
         reader.join()
 
-    assert len(gaps) > 20
-    assert max(gaps) < 1.0
+    before, during = gaps[:NUM_BEFORE], gaps[NUM_BEFORE:]
+    assert len(during) > 10
+    # Where others compute too, a stream stops for longer also without us.
+    limit_s = max(1.0, 4 * max(before))
+    assert max(during) < limit_s, f"{sorted(during)[-5:]} of {len(during)}"
