@@ -3,6 +3,7 @@
 What part of each case lies below HTTP is tested in tests/system/test_cases_*.py.
 """
 
+import json
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -53,6 +54,25 @@ def reference_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 
 # Text
+
+
+def test_emoji_flags_accents_and_cjk_reach_the_client_whole(http: httpx.Client) -> None:
+    """The model is made to say exactly this, on one route in a stream, on the other as a whole."""
+    text = "👩‍👩‍👧‍👦🇫🇷e\u0301世界"
+    forced = {"structured_outputs": {"choice": [text]}, "max_tokens": 60}
+    answer = http.post(CHAT, json={**forced, "messages": HI, "stream": True, "logprobs": True})
+    events = answer.text.split("\n\n")[:-2]
+    choices = [json.loads(event.removeprefix("data: "))["choices"][0] for event in events]
+    deltas = [choice["delta"].get("content", "") for choice in choices]
+    assert "".join(deltas) == text
+    assert not any("\ufffd" in delta for delta in deltas)
+    assert choices[-1]["finish_reason"] == "stop"
+    entries = [
+        entry for choice in choices if choice["logprobs"] for entry in choice["logprobs"]["content"]
+    ]
+    assert b"".join(bytes(entry["bytes"]) for entry in entries) == text.encode()
+    assert len(entries) > len(text)  # most characters took several tokens
+    assert choice_of(complete(http, prompt="Say", **forced))["text"] == text
 
 
 def test_a_lone_lead_byte_is_replaced_and_disturbs_nobody(
