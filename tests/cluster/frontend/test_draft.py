@@ -11,6 +11,7 @@ from cluster.frontend.tokenizer import Tokenizer
 from cluster.messages import GenerationDefaults, ServerInfo
 from scheduler.errors import InvalidRequest
 from scheduler.sampling import SamplingParams
+from scheduler.structured import StructuredOutputs
 from tests.cluster.frontend.fake_engine import make_info
 from tests.cluster.frontend.tiny_tokenizers import llama3_like
 
@@ -178,6 +179,22 @@ def test_without_a_seed_the_drawn_one_counts() -> None:
     assert [request.sampling.seed for request in draft.requests([1, 2])] == [7, 8]
 
 
+def test_a_form_stays_at_home_and_travels_as_a_grammar(no_leaks: None) -> None:
+    tokenizer = Tokenizer(llama3_like())
+    form = StructuredOutputs(regex="[0-9]+")
+
+    draft = make_draft("hi", SamplingParams(structured_outputs=form), tokenizer=tokenizer)
+
+    (request,) = draft.requests([3])
+    assert draft.sampling.structured_outputs == form
+    assert request.sampling.structured_outputs is None
+    assert request.sampling.grammar == "start: /[0-9]+/"
+    with pytest.raises(InvalidRequest, match="cannot be followed") as refused:
+        make_draft("hi", SamplingParams(grammar="start: b"), tokenizer=tokenizer)
+    assert refused.value.param == "grammar"
+    tokenizer.close()
+
+
 def test_texts_stay_at_home_and_bad_words_travel_as_ids() -> None:
     draft = make_draft("hi", SamplingParams(stop=["end"], bad_words=["dog"], bad_word_ids=[[5]]))
 
@@ -207,6 +224,8 @@ def test_a_model_without_a_tokenizer_takes_ids_only() -> None:
         ("text", SamplingParams()),
         ([1], SamplingParams(stop=["x"])),
         ([1], SamplingParams(bad_words=["x"])),
+        ([1], SamplingParams(structured_outputs=StructuredOutputs(choice=["x"]))),
+        ([1], SamplingParams(grammar="start: /x/")),
     ):
         with pytest.raises(InvalidRequest, match="tokenizer"):
             make_draft(prompt, sampling, tokenizer=None)
