@@ -204,6 +204,7 @@ def test_chat_logprobs_are_those_of_the_reference(http: httpx.Client, oracle: Or
     )
 
 
+@pytest.mark.slow
 def test_the_bytes_of_logprobs_join_to_the_text(http: httpx.Client, tokenizer: Tokenizer) -> None:
     """Parts of characters are made likely, and a high temperature mixes them."""
     parts = [i for i in range(3, 600) if len(tokenizer.token_bytes(i)) == 1]
@@ -220,6 +221,7 @@ def test_the_bytes_of_logprobs_join_to_the_text(http: httpx.Client, tokenizer: T
     assert "\ufffd" in names
 
 
+@pytest.mark.slow
 def test_prompt_logprobs_do_not_depend_on_chunks_or_on_what_follows(
     http: httpx.Client, tokenizer: Tokenizer
 ) -> None:
