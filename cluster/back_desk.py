@@ -92,6 +92,8 @@ class BackDesk:
         self._dismissed: set[bytes] = set()
         """Workers of lost groups, which may still answer for a moment."""
         self._supervisor: bytes | None = None
+        self._untold: list[FromEngine] = []
+        """For the supervisor, who may come after the workers of a small model are ready."""
         self.num_dropped = 0
 
     def receive(self) -> Iterator[BackEvent]:
@@ -153,6 +155,9 @@ class BackDesk:
             return None
         if isinstance(message, SupervisorHello):
             self._supervisor = peer
+            untold, self._untold = self._untold, []
+            for news in untold:
+                self.send(peer, news)
             return None
         self._group_by_peer[peer] = message.group
         return WorkerCame(peer, message)
@@ -179,7 +184,10 @@ class BackDesk:
             self._log.debug("back_message_lost", error=error)
 
     def tell_supervisor(self, message: FromEngine) -> None:
-        if self._supervisor is not None:
+        """Now, or when it has said hello."""
+        if self._supervisor is None:
+            self._untold.append(message)
+        else:
             self.send(self._supervisor, message)
 
     def dismiss(self, group: int, message: str) -> None:

@@ -210,6 +210,20 @@ def test_a_client_that_does_not_read_is_cut_off_and_told_when_it_reads_again(
         assert hog not in slow.ends or slow.ends[hog] is Finish.LENGTH
 
 
+def test_a_supervisor_that_comes_late_is_told_what_it_missed(tmp_path: Path) -> None:
+    """Workers of a small model may be ready before it has said hello."""
+    with Rig(tmp_path, num_groups=2) as rig:
+        rig.start_worker(group=0)
+        client = rig.client()
+        wait_for_status(client, lambda status: status.state == "serving")
+        late = rig.supervisor()
+        first = late.next_of(messages.GroupReady)
+        rig.start_worker(group=1)
+        second = late.next_of(messages.GroupReady)
+
+        assert (first.group, second.group) == (0, 1)
+
+
 def test_requests_are_cancelled_by_their_label_whosever_they_are(tmp_path: Path) -> None:
     with Rig(tmp_path) as rig:
         rig.start_worker(Script(step_s=0.01))

@@ -71,8 +71,10 @@ def serving() -> Iterator[Serving]:
     they recover from by themselves."""
     starter = Starter()
     options = ("--api-servers=2", "--health-timeout-s=1")
-    yield starter(*options, script={"step_s": 0.02}).wait_up()
-    starter.clear()
+    try:
+        yield starter(*options, script={"step_s": 0.02}).wait_up()
+    finally:
+        starter.clear()
 
 
 def status_of(http: httpx.Client, path: str) -> int:
