@@ -13,22 +13,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from cluster.api import (
-    cancel,
-    chat,
-    completions,
-    docs_page,
-    health,
-    live_route,
-    metrics_route,
-    models_route,
-    page_route,
-    responses,
-    tokens_route,
-)
+from cluster.api import cancel, docs_page, health, live_route, metrics_route, page_route
 from cluster.api.api_server import ApiServer
 from cluster.api.description import described
 from cluster.api.errors import ApiError, api_error_of
+from cluster.api.openai import chat, completions, models_route, responses, tokens_route
 from cluster.api.refusals import of_http_exception, of_validation_error
 from cluster.frontend.errors import RequestError
 from cluster.logs import EventLog

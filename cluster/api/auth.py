@@ -11,7 +11,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from cluster.api.errors import UNAUTHORIZED, ApiError
-from cluster.api.plain_answer import answer_error
+from cluster.api.openai.plain_answer import answer_error
 
 LIVENESS = "/health"
 PAGE = "/"

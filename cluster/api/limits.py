@@ -6,7 +6,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cluster.api.errors import TIMED_OUT, TOO_LARGE, ApiError
-from cluster.api.plain_answer import answer_error
+from cluster.api.openai.plain_answer import answer_error
 
 
 class BodyLimit:

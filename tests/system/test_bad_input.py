@@ -17,6 +17,7 @@ import pytest
 import zmq
 
 from cluster.frontend.tokenizer import Tokenizer
+from cluster.wire import PROTOCOL_VERSION
 from stoker import LLM, Client, Handle, InvalidRequest, SamplingParams
 from tests.system.served import greedy, settled, text_of, tokens_of
 
@@ -121,7 +122,7 @@ def test_every_wrong_field_is_refused_by_its_name_and_the_engine_lives(
     cases = [("sampling", {name: value}, name) for name, v in wrong_sampling.items() for value in v]
     cases += [(name, value, name) for name, values in wrong_fields.items() for value in values]
     stranger = dial(llm.address)
-    stranger.say(type="client_hello", protocol=1)
+    stranger.say(type="client_hello", protocol=PROTOCOL_VERSION)
     assert stranger.hear()["type"] == "server_info"
 
     for handle, (field, value, _) in enumerate(cases):
@@ -145,7 +146,7 @@ def test_every_wrong_field_is_refused_by_its_name_and_the_engine_lives(
 
 def test_handles_that_cannot_be_are_refused(llm: LLM, stream: Handle, dial: Dial) -> None:
     stranger = dial(llm.address)
-    stranger.say(type="client_hello", protocol=1)
+    stranger.say(type="client_hello", protocol=PROTOCOL_VERSION)
     stranger.hear()
     for handle in (-1, 2**31, 2**63, "one", None, 1.5):
         sampling = {"temperature": 0.0}
@@ -229,7 +230,7 @@ def test_another_protocol_version_is_told_both_numbers(
     answer = stranger.hear()
     assert (answer["type"], answer["reason"]) == ("refusal", "protocol")
     assert "99" in str(answer["message"])
-    assert "protocol 1" in str(answer["message"])
+    assert f"protocol {PROTOCOL_VERSION}" in str(answer["message"])
 
 
 def test_nobody_poses_as_a_worker_or_as_the_supervisor(
@@ -240,7 +241,9 @@ def test_nobody_poses_as_a_worker_or_as_the_supervisor(
     worker = {"group": 0, "epoch": 1, "rank": 0, "capacity": capacity}
     for hello, more in (("worker_hello", worker), ("supervisor_hello", {})):
         stranger = dial(back_address(llm))
-        stranger.say(type=hello, protocol=1, engine_id=engine_id, key="guess", **more)
+        stranger.say(
+            type=hello, protocol=PROTOCOL_VERSION, engine_id=engine_id, key="guess", **more
+        )
         assert stranger.hear()["reason"] == "stranger"
 
 

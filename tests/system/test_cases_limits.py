@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,11 +14,20 @@ BLOCKS, SIZE, CONTEXT, SEQS, QUEUE = 12, 8, 200, 4, 8
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model("llama", tmp_path_factory.mktemp("tiny"))[1]
+
+
+@pytest.fixture(scope="module")
+def small(model: Path) -> Iterator[LLM]:
+    with small_cluster(model) as llm:
+        yield llm
+
+
+def small_cluster(model: Path) -> LLM:
     """A tiny random model with 96 tokens of K/V, four slots and eight places in the queue."""
-    _, folder = save_model("llama", tmp_path_factory.mktemp("tiny"))
-    with LLM(
-        folder,
+    return LLM(
+        model,
         backend="local",
         max_model_len=CONTEXT,
         block_size=SIZE,
@@ -28,8 +38,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
         scheduling_policy="priority",
         priority_ageing_s=1000.0,
         log_level="warning",
-    ) as llm:
-        yield llm
+    )
 
 
 @pytest.fixture
@@ -64,8 +73,16 @@ def test_an_output_that_outgrows_the_pool_ends_by_length(client: Client) -> None
     assert output.outputs[0].finish_reason == "length"
 
 
-def test_case_81_a_full_queue_refuses_at_once_and_takes_new_ones_after(client: Client) -> None:
+@pytest.fixture
+def flooded(model: Path) -> Iterator[Client]:
+    """Of a cluster of its own, since places are kept for those that it refuses."""
+    with small_cluster(model) as llm, Client(llm.address) as client:
+        yield client
+
+
+def test_case_81_a_full_queue_refuses_at_once_and_takes_new_ones_after(flooded: Client) -> None:
     """Limit 8 with 4 slots: about 12 are taken, and each that was taken is answered whole."""
+    client = flooded
     asked = greedy(60, ignore_eos=True)
     handles = [client.submit(prompt(6, at), asked) for at in range(60)]
     answered = refused = 0

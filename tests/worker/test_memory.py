@@ -117,6 +117,7 @@ def test_ranks_of_one_host_share_what_is_free() -> None:
     assert shared.budget_bytes <= 0.9 * shared.free_bytes / 4
 
 
+@pytest.mark.slow
 def test_activations_are_taken_from_the_budget() -> None:
     found = in_fresh_process(measured_with_64_mib)
 
@@ -157,6 +158,7 @@ def test_a_budget_below_one_request_is_refused_with_the_least_that_would_do(budg
     )
 
 
+@pytest.mark.slow
 def test_a_pool_costs_no_memory_before_it_is_used() -> None:
     num_blocks = 512 * MIB // GEOMETRY.block_bytes
     store = KVStore(GEOMETRY, num_blocks, torch.float32, torch.device("cpu"))

@@ -227,7 +227,7 @@ def test_a_fault_of_ours_leaves_nothing_running(
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("a fault of ours")
 
-    monkeypatch.setattr("cluster.api.completions.CompletionAnswer", fail)
+    monkeypatch.setattr("cluster.api.openai.completions.CompletionAnswer", fail)
     answer = silent.post("/v1/completions", prompt="hi")
     assert answer.status_code == 500
     assert "fault" not in answer.text

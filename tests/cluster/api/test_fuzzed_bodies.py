@@ -6,9 +6,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cluster.api.chat_body import ChatBody
-from cluster.api.completion_body import CompletionBody
-from cluster.api.unknown_fields import UNSUPPORTED
+from cluster.api.openai.chat_body import ChatBody
+from cluster.api.openai.completion_body import CompletionBody
+from cluster.api.openai.unknown_fields import UNSUPPORTED
 from tests.cluster.api.rig import ApiRig
 
 JSON = {"Content-Type": "application/json"}

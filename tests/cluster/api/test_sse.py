@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from cluster.api.calls import Call
-from cluster.api.completion_answer import CompletionAnswer
+from cluster.api.openai.completion_answer import CompletionAnswer
 from scheduler.arrays import int32
 from scheduler.request import Abort, Finish, TokenBatch
 from tests.cluster.api.conftest import StartRig

@@ -10,10 +10,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cluster.api.chat_body import ChatBody
-from cluster.api.completion_body import CompletionBody
-from cluster.api.generation_body import GenerationBody
-from cluster.api.responses_body import ResponsesBody
+from cluster.api.openai.chat_body import ChatBody
+from cluster.api.openai.completion_body import CompletionBody
+from cluster.api.openai.generation_body import GenerationBody
+from cluster.api.openai.responses_body import ResponsesBody
 from tests.system.api.serving import KEY, WAIT_S, Serving
 
 pytestmark = pytest.mark.model

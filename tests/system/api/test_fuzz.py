@@ -14,9 +14,9 @@ import time
 import httpx
 import pytest
 
-from cluster.api.chat_body import ChatBody
-from cluster.api.completion_body import CompletionBody
-from cluster.api.responses_body import ResponsesBody
+from cluster.api.openai.chat_body import ChatBody
+from cluster.api.openai.completion_body import CompletionBody
+from cluster.api.openai.responses_body import ResponsesBody
 from stoker import Client
 from tests.cluster.api.raw import Raw, head
 from tests.system.api.serving import Serving

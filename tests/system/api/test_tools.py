@@ -13,7 +13,7 @@ import openai
 import pytest
 from openai.types.chat import ChatCompletion
 
-from tests.cluster.api.tools import templates
+from tests.cluster.api.openai.tools import templates
 from tests.system.api.serving import Serving
 
 pytestmark = pytest.mark.model
