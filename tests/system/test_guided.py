@@ -138,7 +138,8 @@ def answers_of(
     return run_cases(cluster, tokenizer, SEVERAL, asked)
 
 
-@pytest.mark.parametrize("tp", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("tp", [1, 2])
 def test_preemption_and_plans_in_flight_change_no_token(
     tp: int, loaded: Callable[[int], LoadedRanks], tokenizer: Tokenizer, grammars: GrammarProcess
 ) -> None:

@@ -19,11 +19,10 @@ TIGHT_TOKENS = 160
 
 FEW = (
     Variant(budget=512, cache="full", company=31, aborts=True),
-    Variant(tp=2, budget=17, block_size=32, cache="off", company=7, aborts=True),
     Variant(tp=2, budget=16, plans=1, pool_tokens=TIGHT_TOKENS),
     Variant(tp=3, budget=33, block_size=8, cache="warm"),
 )
-"""Each value of each circumstance at least once."""
+"""Each circumstance at least once; TOGETHER has each value of each."""
 
 ONE_BY_ONE = (
     Variant(),

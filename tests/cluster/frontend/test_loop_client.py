@@ -32,13 +32,15 @@ from cluster.messages import (
     ToClient,
     TokenizerRequest,
 )
+from scheduler.arrays import int32
 from scheduler.errors import InvalidRequest
-from scheduler.request import Abort, Finish, Rejection, Request
+from scheduler.request import Abort, Finish, Rejection, Request, TokenBatch
 from scheduler.sampling import SamplingParams
 from tests.cluster.frontend.fake_engine import (
     ANSWER,
     FakeEngine,
     answer_at_once,
+    bytes_column,
     ipc_address,
     make_info,
     say_nothing,
@@ -162,9 +164,15 @@ def test_news_that_come_while_much_is_sent_are_not_overlooked(tmp_path: Path) ->
 
 def test_more_messages_than_the_queue_holds_leave_when_there_is_room(tmp_path: Path) -> None:
     count = 3000
+    handles: list[int] = []
 
     def answer(request: Request) -> list[ToClient]:
-        return [tokens(request.handle, [5], Finish.LENGTH)]
+        """One message for all: more of them than the queue of answers holds would be lost."""
+        handles.append(request.handle)
+        if len(handles) < count:
+            return []
+        ends = bytes_column([int(Finish.LENGTH)] * count)
+        return [TokenBatch(handle=int32(handles), token=int32([5] * count), finish=ends)]
 
     async def scene(engine: FakeEngine, client: LoopClient) -> None:
         draft = await make_draft(client, SamplingParams(max_tokens=1))

@@ -173,6 +173,7 @@ def test_responses_agree_with_chats_and_with_their_streams(
     assert whole.usage.output_tokens == chat.usage.completion_tokens == 12
 
 
+@pytest.mark.slow
 def test_calls_of_responses_are_valid_and_the_same_streamed_or_not(
     sdk: openai.OpenAI, served: Serving
 ) -> None:
