@@ -299,6 +299,7 @@ def test_case_55_ids_outside_the_vocabulary_are_refused(llm: LLM) -> None:
             llm.generate("x", greedy(1, logit_bias=bias), use_tqdm=False)
 
 
+@pytest.mark.slow
 def test_case_74_prompts_around_the_context_are_refused_with_both_numbers(
     llm: LLM, tokenizer: Tokenizer
 ) -> None:

@@ -42,7 +42,7 @@ def alone(loaded: Callable[[int], LoadedRanks], tokenizer: Tokenizer) -> Outcome
 
 @pytest.mark.parametrize(
     ("company", "plans"),
-    [(31, 2), *(pytest.param(*more, marks=pytest.mark.slow) for more in [(0, 1), (0, 2), (31, 1)])],
+    [pytest.param(*each, marks=pytest.mark.slow) for each in [(31, 2), (0, 1), (0, 2), (31, 1)]],
 )
 def test_company_and_plans_in_flight_change_no_bit(
     company: int,

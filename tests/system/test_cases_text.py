@@ -65,6 +65,7 @@ def test_case_4_no_part_of_a_stop_string_is_streamed_wherever_it_lies(client: Cl
         assert "".join(piece.text for piece in handle) == expected
 
 
+@pytest.mark.slow
 def test_case_6_stop_means_the_same_on_every_way_in(llm: LLM, client: Client) -> None:
     question = [{"role": "user", "content": "What is the capital of France?"}]
     for stop in ("France", ["France"], ["xyzzy", "France", "Paris", "is P"]):

@@ -78,6 +78,7 @@ def test_a_stream_is_the_answer_in_pieces(client: Client, tokenizer: Tokenizer) 
         assert pieces[-1].finish_reason == output.outputs[0].finish_reason
 
 
+@pytest.mark.slow
 def test_many_requests_of_an_async_client_run_at_once(llm: LLM) -> None:
     prompts = [*OPENINGS, *QUESTIONS]
     expected = llm.generate(prompts, greedy(12), use_tqdm=False)

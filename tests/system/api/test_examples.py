@@ -103,6 +103,7 @@ def examples() -> Iterator[tuple[str, str, object]]:
                 yield route, name, value
 
 
+@pytest.mark.slow
 def test_every_field_takes_its_example(http: httpx.Client) -> None:
     def ask(example: tuple[str, str, object]) -> None:
         route, name, value = example

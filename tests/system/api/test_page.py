@@ -165,6 +165,7 @@ def test_all_can_be_done_with_the_keyboard(page: Page, engine_client: Client) ->
     expect(page.get_by_role("region", name="Live view of the engine")).to_be_visible()
 
 
+@pytest.mark.slow
 def test_it_fits_a_phone(browser: Browser, served: Serving, engine_client: Client) -> None:
     with opened(browser, served, **PHONE) as page:
         page.locator("#settings summary").click()
