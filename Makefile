@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip
 STAMP := .venv/.stoker-set-up
 MODEL := $(MODELS)/smollm2-135m-instruct
 PACKAGES := kvcache scheduler worker cluster stoker
-NATIVE := $(wildcard worker/ops/native/*.cpp worker/ops/native/*.h)
+NATIVE := $(wildcard worker/ops/native/*.cpp worker/ops/native/kernels/*.cpp worker/ops/native/kernels/*.h)
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help

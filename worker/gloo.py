@@ -42,6 +42,8 @@ class _Pairs(Protocol):
 class GlooCommunicator:
     """One rank of a group of CPU ranks that need not share a host. Not for several threads."""
 
+    native_all_reduce: tuple[int | None, int | None] = (None, None)
+
     def __init__(
         self,
         store: Store,

@@ -30,6 +30,8 @@ class NcclCommunicator:
     is captured in a graph it must have run once, so that NCCL has made what it needs for it.
     """
 
+    native_all_reduce: tuple[int | None, int | None] = (None, None)
+
     def __init__(
         self,
         store: Store,

@@ -43,6 +43,12 @@ class Communicator(Protocol):
         """
         ...
 
+    @property
+    def native_all_reduce(self) -> tuple[int | None, int | None]:
+        """`all_reduce` in place as a C function, and the first argument it takes (see
+        worker/ops/native/kernels/program.cpp); None where there is only the one in Python."""
+        ...
+
     def gather_columns(self, tensor: Tensor, widths: Sequence[int]) -> Tensor | None:
         """On rank 0 the [R, sum(widths)] of all ranks' columns side by side; elsewhere None.
 
@@ -64,6 +70,7 @@ class SingleRank:
 
     rank = 0
     size = 1
+    native_all_reduce: tuple[int | None, int | None] = (None, None)
 
     def start_step(self, step: int) -> None:
         """Nothing can fail, so nothing is noted."""

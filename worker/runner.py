@@ -24,6 +24,8 @@ from worker.models.decoder import Decoder
 from worker.models.loading import WeightLoader, model_widths
 from worker.models.spec import ModelSpec, read_spec
 from worker.ops.choice import find_draw, make_operations
+from worker.ops.cpu import CpuOperations
+from worker.ops.cpu_program import StepProgram
 from worker.ops.table import BatchInputs, Operations
 from worker.parallel import Communicator
 from worker.prompt_scores import PromptScores
@@ -56,8 +58,8 @@ class ModelRunner:
         self._shard = shards[config.rank]
         self._vocab_widths = [shard.vocab_rows.size for shard in shards]
         self.max_model_len = _max_model_len(config, self.spec)
-        self.dtype = choose_dtype(config.dtype, self.spec.dtype, self._device)
-        self._ops: Operations = make_operations(config.ops, config.device)
+        self.dtype = choose_dtype(config.dtype, self.spec.dtype)
+        self._ops: Operations = make_operations(config.ops, config.device, config.num_threads)
         self._geometry = KVGeometry(
             num_layers=self.spec.num_layers,
             num_kv_heads=self._shard.kv_heads.size,
@@ -69,6 +71,7 @@ class ModelRunner:
         self._store: KVStore | None = None
         self._table: SlotTable | None = None
         self._graphs: DecodeGraphs | None = None
+        self._program: StepProgram | None = None
         self._scores = PromptScores(config.max_num_seqs)
         self._forwarded_at = 0.0
         self._sampler: Sampler | None = None
@@ -123,6 +126,7 @@ class ModelRunner:
             block_size=self._config.block_size,
             num_blocks=num_blocks,
         )
+        self._program = self._make_program(self._store.layers)
         if self._uses_graphs:
             self._graphs = self._make_graphs(self._store.layers)
             self._graphs.record()
@@ -159,8 +163,10 @@ class ModelRunner:
 
     def close(self) -> None:
         """Leave the group and give back all memory."""
-        self._graphs = None  # before what it has recorded of the communicator
+        self._graphs = self._program = None  # before what they have recorded of the communicator
         self._communicator.close()
+        if isinstance(self._ops, CpuOperations):
+            self._ops.team.close()
         if self._sampler is not None:
             self._sampler.close()
         self._decoder = self._store = self._table = self._sampler = None
@@ -197,6 +203,8 @@ class ModelRunner:
         assert self._store is not None
         assert self._table is not None
         batch = _on_device(self._table.inputs(slices), self._device)
+        if self._program is not None:
+            return self._program.run(batch, torch.from_numpy(rows))
         is_every_token = len(rows) == batch.num_tokens == len(slices.slot)
         if is_every_token and self._graphs is not None:
             hidden = self._graphs.run(batch)
@@ -257,6 +265,16 @@ class ModelRunner:
         can_be_recorded = self._device.type == "cuda" and self._ops.name == "cuda"
         return can_be_recorded and not self._config.enforce_eager
 
+    def _make_program(self, layers: Sequence[Tensor]) -> StepProgram | None:
+        if not isinstance(self._ops, CpuOperations):
+            return None
+        return StepProgram(
+            self._ops,
+            lambda batch, rows: self._launch(batch, layers, rows),
+            max_tokens=self._config.max_num_batched_tokens,
+            block_size=self._config.block_size,
+        )
+
     def _make_graphs(self, layers: Sequence[Tensor]) -> DecodeGraphs:
         return DecodeGraphs(
             lambda batch: self._launch(batch, layers, None),
@@ -289,7 +307,8 @@ class ModelRunner:
         layer = (2, num_blocks, config.block_size, shape.num_kv_heads, shape.head_dim)
         kv = torch.zeros(layer, dtype=self.dtype, device=self._device)
         rows = batch.slice_offsets[1:].to(torch.int64) - 1
-        hidden = self._launch(batch, [kv], rows)
+        program = self._make_program([kv])
+        hidden = program.run(batch, rows) if program else self._launch(batch, [kv], rows)
         logits = self._gathered_logits(hidden)
         if logits is None:
             return
@@ -310,12 +329,9 @@ class _Parts:
     """Why sequences cannot go on, by slice"""
 
 
-def choose_dtype(wanted: str, checkpoint: str, device: torch.device) -> torch.dtype:
-    """The type to compute in; `auto` is the checkpoint's, unless a CPU would emulate it."""
+def choose_dtype(wanted: str, checkpoint: str) -> torch.dtype:
+    """The type of weights and K/V; `auto` is the checkpoint's."""
     chosen = checkpoint if wanted == "auto" else wanted
-    if wanted == "auto" and device.type == "cpu" and chosen != "float32":
-        has_bfloat16 = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-        chosen = "bfloat16" if chosen == "bfloat16" and has_bfloat16 else "float32"
     known = {
         "float32": torch.float32,
         "bfloat16": torch.bfloat16,

@@ -7,17 +7,16 @@ collective fails with the same verdict, on every rank.
 
 import ctypes
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from worker.ops.native.library import open_library
 from worker.parallel_errors import (
     CollectiveFailed,
     CollectiveTimeout,
     ColumnsMismatch,
     MeetingFailed,
-    NativeLibraryMissing,
     OutOfStep,
     PeerLost,
 )
@@ -30,8 +29,6 @@ PIECE_BYTES = 256 * 1024
 """What a rank passes at a time. More: fewer waits for large tensors, until two pieces of each
 rank no longer fit the cores' caches."""
 
-_NATIVE_FOLDER = Path(__file__).parent / "ops" / "native"
-_NATIVE_NAME = "shared_reduce"
 _DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _BYTES_MASK = (1 << 52) - 1
 _STILL_WAITING = 1
@@ -129,6 +126,13 @@ class SharedMemoryCommunicator:
         )
         return dense
 
+    @property
+    def native_all_reduce(self) -> tuple[int | None, int | None]:
+        """`all_reduce` as a C function, and its first argument (`StokerGroup`)."""
+        function = ctypes.cast(self._native.stoker_shared_all_reduce, ctypes.c_void_p).value
+        assert function is not None
+        return function, self._open_group()
+
     def gather_columns(self, tensor: Tensor, widths: Sequence[int]) -> Tensor | None:
         group = self._open_group()
         rows = tensor.shape[0]
@@ -221,25 +225,7 @@ def load_native() -> ctypes.CDLL:
     Raises:
         NativeLibraryMissing: there is none beside its source, or it is of another version.
     """
-    found = sorted(
-        (
-            *_NATIVE_FOLDER.glob(f"{_NATIVE_NAME}*.so"),
-            *_NATIVE_FOLDER.glob(f"lib{_NATIVE_NAME}*.so"),
-        ),
-        key=lambda path: path.stat().st_mtime,
-    )
-    remedy = "Run `make setup` or `pip install -e .`, which build it (a C++ compiler is needed)."
-    if not found:
-        raise NativeLibraryMissing(f"no {_NATIVE_NAME}*.so in {_NATIVE_FOLDER}. {remedy}")
-    try:
-        native = ctypes.CDLL(str(found[-1]), use_errno=True)
-        version = native.stoker_shared_version()
-    except (OSError, AttributeError) as error:
-        raise NativeLibraryMissing(f"{found[-1]} cannot be loaded: {error}. {remedy}") from error
-    if version != VERSION:
-        raise NativeLibraryMissing(
-            f"{found[-1]} is of version {version}, wanted {VERSION}. {remedy}"
-        )
+    native = open_library("shared_reduce", "stoker_shared_version", VERSION)
     group, pointer = ctypes.c_void_p, ctypes.c_void_p
     i32, i64, u64 = ctypes.c_int32, ctypes.c_int64, ctypes.c_uint64
     native.stoker_shared_bytes.argtypes = (i32, u64)

@@ -29,6 +29,8 @@ class _Meeting:
 class ThreadCommunicator:
     """`worker.parallel.Communicator` between threads."""
 
+    native_all_reduce: tuple[int | None, int | None] = (None, None)
+
     def __init__(self, rank: int, size: int, meeting: _Meeting) -> None:
         self.rank, self.size, self._meeting = rank, size, meeting
 
@@ -71,7 +73,7 @@ class WorkerGroup:
     def __init__(self, model_dir: Path, *, tp: int = 1, **settings: object) -> None:
         defaults: dict[str, object] = {
             "max_num_seqs": 8,
-            "max_num_batched_tokens": 64,
+            "max_num_batched_tokens": 1024,
             "num_kv_blocks": 64,
         }
         meeting = _Meeting(tp)

@@ -41,7 +41,7 @@ def test_a_setting_out_of_range_is_named_with_its_limits(
 
 @pytest.mark.parametrize("wanted", ["float32", "bfloat16", "float16"])
 def test_a_type_that_is_asked_for_is_taken(wanted: str) -> None:
-    found = choose_dtype(wanted, "float32", torch.device("cpu"))
+    found = choose_dtype(wanted, "float32")
 
     assert found == getattr(torch, wanted)
 

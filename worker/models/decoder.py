@@ -41,8 +41,8 @@ class LayerWeights:
 class DecoderWeights:
     """One rank's slices of the model."""
 
-    embedding: Tensor
-    """[this rank's vocabulary rows, hidden]"""
+    embedding: Linear
+    """[this rank's vocabulary rows, hidden]; `lm_head` itself if the model ties them"""
     layers: tuple[LayerWeights, ...]
     final_norm: Tensor
     """[hidden]"""
@@ -96,8 +96,8 @@ class Decoder:
             layer = weights.layers[index]
             attended = self._attention(layer, normed, layer_kv, batch, self.spec.windows[index])
             if index == last and rows is not None:
-                attended = attended.index_select(0, rows)
-                residual = residual.index_select(0, rows)
+                attended = ops.take_rows(attended, rows)
+                residual = ops.take_rows(residual, rows)
                 if rows.shape[0] == 0:
                     return residual
             x = self._summed(ops.linear(attended, layer.o))
@@ -130,4 +130,4 @@ class Decoder:
         return ops.paged_attention(q, kv, batch, shape, window)
 
     def _summed(self, partial: Tensor) -> Tensor:
-        return self._communicator.all_reduce(partial) if self._is_split else partial
+        return self._ops.all_reduce(partial, self._communicator) if self._is_split else partial

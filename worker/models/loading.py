@@ -46,29 +46,29 @@ class WeightLoader:
         """
         spec, rows = self._spec, self._shard.vocab_rows
         vocabulary = (spec.vocab_size, spec.hidden_size)
-        embedding = self._read("model.embed_tokens.weight", vocabulary, rows=rows)
-        head = embedding
-        if not spec.ties_embeddings:
-            head = self._read("lm_head.weight", vocabulary, rows=rows)
-        lm_head = self._ops.pack_linear(head, None)
-        if head is embedding and lm_head.weight is not embedding:
-            self._num_bytes += head.nbytes
+        table = self._read("model.embed_tokens.weight", vocabulary, rows=rows)
+        if spec.ties_embeddings:
+            lm_head = embedding = self._pack(table, None)
+        else:
+            embedding = self._ops.pack_embedding(table)
+            self._num_bytes += embedding.weight.nbytes
+            lm_head = self._pack(self._read("lm_head.weight", vocabulary, rows=rows), None)
         layers = tuple(self._layer(index) for index in range(spec.num_layers))
         cos_sin = rope_table(spec.rope, spec.head_dim, max_positions).to(self._device)
         return DecoderWeights(
             embedding=embedding,
             layers=layers,
-            final_norm=self._read("model.norm.weight", (spec.hidden_size,)),
+            final_norm=self._vector("model.norm.weight", spec.hidden_size),
             lm_head=lm_head,
             cos_sin=cos_sin,
             num_bytes=self._num_bytes + cos_sin.nbytes,
         )
 
     def _layer(self, index: int) -> LayerWeights:
-        spec, hidden = self._spec, (self._spec.hidden_size,)
+        spec, hidden = self._spec, self._spec.hidden_size
         layer = f"model.layers.{index}."
         return LayerWeights(
-            input_norm=self._read(layer + "input_layernorm.weight", hidden),
+            input_norm=self._vector(layer + "input_layernorm.weight", hidden),
             qkv=self._qkv(layer + "self_attn."),
             head_norms=self._head_norms(layer + "self_attn.") if spec.has_head_norms else None,
             o=self._by_rows(
@@ -77,7 +77,7 @@ class WeightLoader:
                 self._q_rows,
                 has_bias=spec.has_o_bias,
             ),
-            mlp_norm=self._read(layer + "post_attention_layernorm.weight", hidden),
+            mlp_norm=self._vector(layer + "post_attention_layernorm.weight", hidden),
             gate_up=self._gate_up(layer + "mlp."),
             down=self._by_rows(
                 layer + "mlp.down_proj",
@@ -107,10 +107,10 @@ class WeightLoader:
         )
 
     def _head_norms(self, prefix: str) -> HeadNorms:
-        shape = (self._spec.head_dim,)
+        width = self._spec.head_dim
         return HeadNorms(
-            q_weight=self._read(prefix + "q_norm.weight", shape),
-            k_weight=self._read(prefix + "k_norm.weight", shape),
+            q_weight=self._vector(prefix + "q_norm.weight", width),
+            k_weight=self._vector(prefix + "k_norm.weight", width),
             eps=self._spec.rms_norm_eps,
         )
 
@@ -121,18 +121,30 @@ class WeightLoader:
             self._read(name + ".weight", (width, hidden), rows=span) for name, width, span in parts
         ]
         biases = [
-            self._read(name + ".bias", (width,), rows=span)
+            self._vector(name + ".bias", width, span)
             for name, width, span in parts
             if has_bias
         ]
-        return self._ops.pack_linear(torch.cat(weights), torch.cat(biases) if has_bias else None)
+        return self._pack(torch.cat(weights), torch.cat(biases) if has_bias else None)
 
     def _by_rows(self, name: str, width: int, columns: Span, *, has_bias: bool) -> Linear:
         """A projection whose input is this rank's columns. Rank 0's partial sum has the bias."""
         hidden = self._spec.hidden_size
         weight = self._read(name + ".weight", (hidden, width), columns=columns)
-        bias = self._read(name + ".bias", (hidden,)) if has_bias else None
-        return self._ops.pack_linear(weight, bias if self._shard.rank == 0 else None)
+        bias = self._vector(name + ".bias", hidden) if has_bias else None
+        return self._pack(weight, bias if self._shard.rank == 0 else None)
+
+    def _pack(self, weight: Tensor, bias: Tensor | None) -> Linear:
+        packed = self._ops.pack_linear(weight, bias)
+        self._num_bytes += packed.weight.nbytes
+        return packed
+
+    def _vector(self, name: str, width: int, span: Span | None = None) -> Tensor:
+        """A bias or the weights of a norm, in the dtype of activations."""
+        vector = self._read(name, (width,), rows=span)
+        vector = vector.to(self._ops.activation_dtype(vector.dtype))
+        self._num_bytes += vector.nbytes
+        return vector
 
     def _read(
         self,
@@ -142,9 +154,7 @@ class WeightLoader:
         rows: Span | None = None,
         columns: Span | None = None,
     ) -> Tensor:
-        tensor = self._checkpoint.read(name, shape, rows=rows, columns=columns)
-        self._num_bytes += tensor.nbytes
-        return tensor.to(self._device)
+        return self._checkpoint.read(name, shape, rows=rows, columns=columns).to(self._device)
 
 
 def _scaled(heads: Span, head_dim: int) -> Span:

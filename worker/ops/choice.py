@@ -14,15 +14,19 @@ _SETS = {
 }
 
 
-def make_operations(name: str, device: str) -> Operations:
+def make_operations(name: str, device: str, num_threads: int = 1) -> Operations:
     """The set of this name; `auto` is the fast one of the device.
+
+    Args:
+        num_threads: that the `cpu` set computes with, the caller's own among them.
 
     Raises:
         ImportError: the set's own dependency (triton for `cuda`) is not installed.
     """
-    module, kind = _SETS[device if name == "auto" else name]
-    build = cast("Callable[[], Operations]", getattr(importlib.import_module(module), kind))
-    return build()
+    chosen = device if name == "auto" else name
+    module, kind = _SETS[chosen]
+    build = cast("Callable[..., Operations]", getattr(importlib.import_module(module), kind))
+    return build(num_threads) if chosen == "cpu" else build()
 
 
 def find_draw(ops: Operations) -> Draw | None:

@@ -1,83 +1,126 @@
-"""The fast set for CPUs, in plain torch: few calls, no copies of the cache that can be avoided.
+"""The fast set for CPUs: our own kernels (worker/ops/native/kernels), through their C interface.
 
-Linear layers use oneDNN with weights packed once (2.4 times torch's own at 8 rows in float32
-on Zen 3). It compiles and keeps a kernel for every number of rows it meets (half a millisecond
-and half a megabyte each), so rows are filled up to one of a few numbers. Attention is planned
-once per step and window: decodes of similar length form one batch, slices of several tokens
-run one by one in pieces of rows.
+Activations are float32 whatever the weights are: 16-bit and int8 weights save memory traffic,
+not arithmetic. An operation is done at once, or written down, while `recording`, for a
+`worker.ops.cpu_program.StepProgram` to run again and again.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from worker.ops.cpu_attention import AttentionPlan, plan_attention
+from worker.ops.native.structs import (
+    ActivationArgs,
+    AllReduceArgs,
+    Args,
+    AttentionArgs,
+    Batch,
+    Code,
+    EmbeddingArgs,
+    HeadsShape,
+    LinearArgs,
+    NormArgs,
+    Operation,
+    RotateArgs,
+    Rows,
+    TakeRowsArgs,
+    operation,
+    pointer,
+)
+from worker.ops.native.team import FORMATS, Team, as_array
 from worker.ops.table import AttentionShape, BatchInputs, HeadNorms, Linear
-
-PACKED_FOR_ROWS = 64
-"""Rows of input that oneDNN lays a weight out for; measured best, or as good, for 1 to 512."""
+from worker.parallel import Communicator
 
 
 @dataclass(slots=True)
-class _Step:
-    """What is derived from one batch, once instead of in each layer."""
+class Recording:
+    """Operations that were written down instead of done, and what they work on."""
 
-    batch: BatchInputs
-    block_size: int
-    plans: dict[int, AttentionPlan]
-    """By window."""
-    cos: Tensor | None = None
-    """[T, 1, 1, head_dim / 2], the cosine of both halves"""
-    sin: Tensor | None = None
-    """[T, 1, 2, head_dim / 2], minus the sine, then the sine"""
+    max_rows: int
+    operations: list[Operation] = field(default_factory=list)
+    sums: dict[int, tuple[Communicator, Tensor, Rows]] = field(default_factory=dict)
+    """By index of the operation, what is summed over the ranks."""
+    buffers: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    """Results by kind and width, [max_rows, width]: the next one of a kind overwrites the last."""
+    wanted: set[int] = field(default_factory=set)
+    """Where results begin that have a row for each wanted token, not for each token."""
+    kept: list[Tensor] = field(default_factory=list)
+    """What the operations read beside that."""
 
 
 class CpuOperations:
-    """`worker.ops.table.Operations` for CPUs. Bound to one step at a time by `begin_step`."""
+    """`worker.ops.table.Operations` for CPUs."""
 
     name = "cpu"
 
-    def __init__(self) -> None:
-        self._step: _Step | None = None
-        self._eps: dict[float, Tensor] = {}
+    def __init__(self, num_threads: int = 1, level: str | None = None) -> None:
+        """Start the threads. `level`: of instruction sets; None is the best of this machine."""
+        self.team = Team(num_threads, level)
+        self._recording: Recording | None = None
+        self._batch = Batch()
+        self._inputs: BatchInputs | None = None
+
+    def activation_dtype(self, weights: torch.dtype) -> torch.dtype:
+        return torch.float32
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        if _packs(weight.dtype):
-            packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR_ROWS)
-            return Linear(packed, bias, weight.shape[0])
-        return Linear(weight, bias, weight.shape[0])
+        packed = self.team.pack(weight, weight.dtype)
+        return Linear(packed, bias, weight.shape[0], weight.shape[1], weight.dtype, is_packed=True)
+
+    def pack_embedding(self, table: Tensor) -> Linear:
+        return Linear(table, None, table.shape[0], table.shape[1], table.dtype)
 
     def linear(self, x: Tensor, linear: Linear) -> Tensor:
-        weight = linear.weight
-        if not weight.is_mkldnn:
-            return F.linear(x, weight, linear.bias)
-        rows = x.shape[0]
-        filled = filled_rows(rows)
-        if filled != rows:
-            x = F.pad(x, (0, 0, 0, filled - rows))
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, linear.bias, "none", [], "")
-        return out if filled == rows else out[:rows]
+        out = self._result("linear", x, linear.out_features)
+        scratch = self._scratch(x.shape[0], linear)
+        args = LinearArgs(
+            pointer(x),
+            pointer(linear.weight),
+            pointer(linear.bias),
+            pointer(out),
+            linear.in_features,
+            linear.out_features,
+            FORMATS[linear.dtype],
+            self._rows_of(x),
+            pointer(scratch),
+        )
+        self._do(Code.LINEAR, args, x.shape[0])
+        return out
 
-    def embedding(self, token_ids: Tensor, table: Tensor, first_id: int) -> Tensor:
-        local = token_ids - first_id if first_id else token_ids
-        is_elsewhere = local >= table.shape[0]
-        if first_id:
-            is_elsewhere |= local < 0
-        rows = torch.embedding(table, local.masked_fill(is_elsewhere, 0))
-        return rows.masked_fill_(is_elsewhere[:, None], 0.0)
+    def embedding(self, token_ids: Tensor, table: Linear, first_id: int) -> Tensor:
+        out = self._result("embedding", token_ids, table.in_features)
+        args = EmbeddingArgs(
+            pointer(table.weight),
+            pointer(out),
+            first_id,
+            table.out_features,
+            table.in_features,
+            FORMATS[table.dtype],
+            table.is_packed,
+        )
+        self._do(Code.EMBEDDING, args, token_ids.shape[0], token_ids=token_ids)
+        return out
+
+    def take_rows(self, x: Tensor, rows: Tensor) -> Tensor:
+        if self._recording is None:
+            return x.index_select(0, rows)
+        out = self._result(f"rows of {x.data_ptr()}", rows, x.shape[1])
+        self._recording.wanted.add(out.data_ptr())
+        self._do(Code.TAKE_ROWS, TakeRowsArgs(pointer(x), pointer(out), x.shape[1]), x.shape[0])
+        return out
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        if x.dtype != torch.float32:
-            return self._normed(x.float(), eps).mul_(weight.float()).to(x.dtype)
-        return self._normed(x, eps).mul_(weight)
+        return self._norm(None, x, weight, eps)
 
     def add_rms_norm(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return self.rms_norm(residual.add_(x), weight, eps)
+        return self._norm(x, residual, weight, eps)
 
     def begin_step(self, batch: BatchInputs, shape: AttentionShape, block_size: int) -> None:
-        self._step = _Step(batch, block_size, {})
+        self._inputs = batch  # keeps alive what the pointers name
+        fill(self._batch, batch, block_size)
 
     def rotate_and_store(
         self,
@@ -88,75 +131,142 @@ class CpuOperations:
         cos_sin: Tensor,
         norms: HeadNorms | None,
     ) -> Tensor:
-        step = self._step_of(batch)
-        if step.cos is None or step.sin is None:
-            cos, sin = cos_sin.index_select(0, batch.positions)[:, None, None].chunk(2, dim=-1)
-            step.cos, step.sin = cos, torch.cat((-sin, sin), dim=-2)
-        num_heads, num_kv, head_dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
-        heads = qkv.view(qkv.shape[0], num_heads + 2 * num_kv, 2, head_dim // 2)
-        turning = heads[:, : num_heads + num_kv]
-        if norms is not None:
-            turning = self._norm_heads(turning, num_heads, norms)
-        elif qkv.dtype != torch.float32:
-            turning = turning.float()
-        turned = turning * step.cos
-        turned = turned.addcmul_(turning.flip(2), step.sin).to(qkv.dtype).flatten(2)
-        k, v = turned[:, num_heads:], heads[:, num_heads + num_kv :].flatten(2)
-        by_cell = kv.view(2, -1, num_kv, head_dim)
-        by_cell[0].index_copy_(0, batch.cells, k)
-        by_cell[1].index_copy_(0, batch.cells, v)
-        return turned[:, :num_heads]
+        args = RotateArgs(
+            pointer(qkv),
+            pointer(kv),
+            pointer(cos_sin),
+            None if norms is None else pointer(norms.q_weight),
+            None if norms is None else pointer(norms.k_weight),
+            0.0 if norms is None else norms.eps,
+            _heads_shape(shape, kv),
+        )
+        self._do(Code.ROTATE, args, batch.num_tokens, batch=batch)
+        heads = qkv.view(qkv.shape[0], -1, shape.head_dim)
+        return heads[:, : shape.num_heads]
 
     def paged_attention(
         self, q: Tensor, kv: Tensor, batch: BatchInputs, shape: AttentionShape, window: int
     ) -> Tensor:
-        step = self._step_of(batch)
-        plan = step.plans.get(window)
-        if plan is None:
-            plan = plan_attention(batch, step.block_size, kv.shape[1], window, q.dtype)
-            step.plans[window] = plan
-        return plan.attend(q, kv, shape)
+        out = self._result("attention", q, shape.num_heads * shape.head_dim)
+        args = AttentionArgs(
+            pointer(q), pointer(kv), pointer(out), q.stride(0), window, _heads_shape(shape, kv)
+        )
+        self._do(Code.ATTENTION, args, batch.num_tokens, batch=batch)
+        return out
 
     def gated_activation(self, gate_up: Tensor) -> Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
-        return F.silu(gate).mul_(up)
+        columns = gate_up.shape[1] // 2
+        out = self._result("activation", gate_up, columns)
+        args = ActivationArgs(pointer(gate_up), pointer(out), columns, self._rows_of(gate_up))
+        self._do(Code.ACTIVATION, args, gate_up.shape[0])
+        return out
 
-    def _step_of(self, batch: BatchInputs) -> _Step:
-        assert self._step is not None, "begin_step comes before the layers"
-        assert self._step.batch is batch, "begin_step was called with another batch"
-        return self._step
+    def all_reduce(self, partial: Tensor, communicator: Communicator) -> Tensor:
+        recording = self._recording
+        if recording is None:
+            return communicator.all_reduce(partial)
+        reduce, group = communicator.native_all_reduce
+        args = AllReduceArgs(
+            reduce, group, pointer(partial), partial.shape[1], self._rows_of(partial)
+        )
+        recording.sums[len(recording.operations)] = (communicator, partial, self._rows_of(partial))
+        self._do(Code.ALL_REDUCE, args, partial.shape[0])
+        return partial
 
-    def _norm_heads(self, heads: Tensor, num_heads: int, norms: HeadNorms) -> Tensor:
-        """[T, H, 2, head_dim / 2] in float32, query heads, then key heads."""
-        normed = self._normed(heads.flatten(2).float(), norms.eps)
-        normed[:, :num_heads] *= norms.q_weight.float()
-        normed[:, num_heads:] *= norms.k_weight.float()
-        return normed.view(heads.shape)
+    @contextmanager
+    def recording(self, max_rows: int) -> Iterator[Recording]:
+        """Write operations down instead of doing them, for steps of up to `max_rows` tokens."""
+        assert self._recording is None, "already recording"
+        self._recording = Recording(max_rows)
+        try:
+            yield self._recording
+        finally:
+            self._recording = None
 
-    def _normed(self, x: Tensor, eps: float) -> Tensor:
-        """x / sqrt(mean(x^2) + eps) of float32, as a new tensor."""
-        added = self._eps.get(eps)
-        if added is None:
-            added = self._eps[eps] = torch.tensor(eps)
-        norm: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        # One call for square, divide and add: a call costs more than its arithmetic.
-        return x * torch.addcmul(added, norm, norm, value=1.0 / x.shape[-1]).rsqrt_()
+    def _norm(self, x: Tensor | None, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+        out = self._result("norm", residual, residual.shape[1])
+        args = NormArgs(
+            pointer(x),
+            pointer(residual),
+            pointer(weight),
+            pointer(out),
+            residual.shape[1],
+            eps,
+            self._rows_of(residual),
+        )
+        self._do(Code.NORM, args, residual.shape[0])
+        return out
+
+    def _result(self, kind: str, like: Tensor, width: int) -> Tensor:
+        """A tensor for a result with as many rows as `like`."""
+        recording = self._recording
+        if recording is None:
+            return torch.empty((like.shape[0], width))
+        if (kind, width) not in recording.buffers:
+            recording.buffers[kind, width] = torch.empty((recording.max_rows, width))
+        out = recording.buffers[kind, width]
+        recording.wanted.discard(out.data_ptr())
+        if like.data_ptr() in recording.wanted:
+            recording.wanted.add(out.data_ptr())
+        return out
+
+    def _scratch(self, rows: int, linear: Linear) -> Tensor | None:
+        num_bytes = self.team.linear_scratch_bytes(rows, linear.in_features, linear.dtype)
+        if num_bytes == 0:
+            return None
+        if self._recording is None:
+            return torch.empty(num_bytes, dtype=torch.uint8)
+        key = ("scratch", num_bytes)
+        if key not in self._recording.buffers:
+            self._recording.buffers[key] = torch.empty(num_bytes, dtype=torch.uint8)
+        return self._recording.buffers[key]
+
+    def _rows_of(self, x: Tensor) -> Rows:
+        if self._recording is None or x.data_ptr() not in self._recording.wanted:
+            return Rows.TOKENS
+        return Rows.WANTED
+
+    def _do(
+        self,
+        code: Code,
+        args: Args,
+        num_rows: int,
+        *,
+        batch: BatchInputs | None = None,
+        token_ids: Tensor | None = None,
+    ) -> None:
+        """Do an operation, or write it down. Outside of a step it knows only its rows."""
+        done = operation(code, args)
+        if self._recording is not None:
+            self._recording.operations.append(done)
+            return
+        if batch is not None:
+            assert self._inputs is batch, "begin_step was called with another batch"
+            of_step = self._batch
+        else:
+            of_step = Batch(num_tokens=num_rows, token_ids=pointer(token_ids))
+        self.team.run(as_array([done]), of_step)
 
 
-def filled_rows(rows: int) -> int:
-    """The number of rows that is computed for `rows`: itself up to 16, then one of 8 per
-    doubling up to 64, then one of 4 (at most a quarter more)."""
-    if rows <= 16:
-        return rows
-    doubling = (rows - 1).bit_length() - 1
-    grain = 1 << (doubling - 3 if rows <= 64 else doubling - 2)
-    return -(-rows // grain) * grain
+def fill(into: Batch, batch: BatchInputs, block_size: int) -> None:
+    """Name a batch's tensors, which must stay alive; no row is wanted by itself."""
+    into.num_tokens, into.num_slices, into.num_wanted = batch.num_tokens, batch.num_slices, 0
+    into.block_size, into.table_width = block_size, batch.block_tables.shape[1]
+    into.token_ids = pointer(batch.token_ids)
+    into.positions = pointer(batch.positions)
+    into.cells = pointer(batch.cells)
+    into.slice_offsets = pointer(batch.slice_offsets)
+    into.block_tables = pointer(batch.block_tables)
+    into.context_lens = pointer(batch.context_lens)
 
 
-def _packs(dtype: torch.dtype) -> bool:
-    """Whether oneDNN multiplies this type faster than torch; 16-bit types need the hardware."""
-    if not torch._C._has_mkldnn:
-        return False
-    if dtype == torch.bfloat16:
-        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    return dtype == torch.float32
+def _heads_shape(shape: AttentionShape, kv: Tensor) -> HeadsShape:
+    return HeadsShape(
+        shape.num_heads,
+        shape.num_kv_heads,
+        shape.head_dim,
+        kv.shape[4] * kv.element_size(),
+        kv.shape[1],
+        FORMATS[kv.dtype],
+        shape.scale,
+    )

@@ -20,6 +20,7 @@ from worker.ops.triton.embedding import embedding
 from worker.ops.triton.norm import add_rms_norm, rms_norm
 from worker.ops.triton.prefill import attend_chunks
 from worker.ops.triton.rotary import rotate_and_store
+from worker.parallel import Communicator
 
 MIN_CAPABILITY = (8, 0)
 MAX_HEAD_DIM = 256
@@ -59,14 +60,26 @@ class CudaOperations:
                 raise UnsupportedDevice(properties.name, capability)
             self._num_processors = properties.multi_processor_count
 
+    def activation_dtype(self, weights: torch.dtype) -> torch.dtype:
+        return weights
+
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        return Linear(weight.contiguous(), bias, weight.shape[0])
+        return Linear(weight.contiguous(), bias, weight.shape[0], weight.shape[1], weight.dtype)
+
+    def pack_embedding(self, table: Tensor) -> Linear:
+        return self.pack_linear(table, None)
 
     def linear(self, x: Tensor, linear: Linear) -> Tensor:
         return F.linear(x, linear.weight, linear.bias)
 
-    def embedding(self, token_ids: Tensor, table: Tensor, first_id: int) -> Tensor:
-        return embedding(token_ids, table, first_id)
+    def embedding(self, token_ids: Tensor, table: Linear, first_id: int) -> Tensor:
+        return embedding(token_ids, table.weight, first_id)
+
+    def take_rows(self, x: Tensor, rows: Tensor) -> Tensor:
+        return x.index_select(0, rows)
+
+    def all_reduce(self, partial: Tensor, communicator: Communicator) -> Tensor:
+        return communicator.all_reduce(partial)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return rms_norm(x, weight, eps)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from worker.ops.table import NO_WINDOW, AttentionShape, BatchInputs, HeadNorms, Linear
+from worker.parallel import Communicator
 
 
 class ReferenceOperations:
@@ -16,17 +17,29 @@ class ReferenceOperations:
 
     name = "reference"
 
+    def activation_dtype(self, weights: torch.dtype) -> torch.dtype:
+        return weights
+
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        return Linear(weight, bias, weight.shape[0])
+        return Linear(weight, bias, weight.shape[0], weight.shape[1], weight.dtype)
+
+    def pack_embedding(self, table: Tensor) -> Linear:
+        return self.pack_linear(table, None)
 
     def linear(self, x: Tensor, linear: Linear) -> Tensor:
         return F.linear(x, linear.weight, linear.bias)
 
-    def embedding(self, token_ids: Tensor, table: Tensor, first_id: int) -> Tensor:
+    def embedding(self, token_ids: Tensor, table: Linear, first_id: int) -> Tensor:
         local = token_ids - first_id
-        is_here = (local >= 0) & (local < table.shape[0])
-        rows = table[torch.where(is_here, local, 0)]
+        is_here = (local >= 0) & (local < table.out_features)
+        rows = table.weight[torch.where(is_here, local, 0)]
         return torch.where(is_here[:, None], rows, torch.zeros_like(rows))
+
+    def take_rows(self, x: Tensor, rows: Tensor) -> Tensor:
+        return x[rows]
+
+    def all_reduce(self, partial: Tensor, communicator: Communicator) -> Tensor:
+        return communicator.all_reduce(partial)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         wide = x.float()

@@ -12,7 +12,10 @@ Sampling is not here: it works on logits in float32 and belongs to `worker.sampl
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
+
+from worker.parallel import Communicator
 
 NO_WINDOW = 0
 """As `window`: every earlier token is visible."""
@@ -90,15 +93,24 @@ class Linear:
     weight: Tensor
     """Opaque to everybody but the set that packed it."""
     bias: Tensor | None
-    """[out_features]"""
+    """[out_features], in the dtype of activations"""
     out_features: int
+    in_features: int
+    dtype: torch.dtype
+    """Of the weight's values."""
+    is_packed: bool = False
+    """Whether the set has laid it out in its own way."""
 
 
 class Operations(Protocol):
-    """What a decoder asks of the hardware. Floating point tensors of one call share a dtype
-    unless said otherwise; inputs are contiguous in their last dimension."""
+    """What a decoder asks of the hardware. Activations, biases and weights of norms have the
+    dtype that `activation_dtype` says; inputs are contiguous in their last dimension."""
 
     name: str
+
+    def activation_dtype(self, weights: torch.dtype) -> torch.dtype:
+        """What the set computes in between linear layers whose weights have this type."""
+        ...
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
         """Bring a weight into the set's own form, once, at load.
@@ -107,6 +119,15 @@ class Operations(Protocol):
             weight: [out_features, in_features]; may be reused or kept, so the caller gives
                 it up unless it is tied to the embedding, which is never written
             bias:   [out_features]
+        """
+        ...
+
+    def pack_embedding(self, table: Tensor) -> Linear:
+        """The embedding of a model whose output layer has a weight of its own (else that one's
+        `pack_linear` serves as both).
+
+        Shapes:
+            table: [V, hidden], V ids in the shard
         """
         ...
 
@@ -120,7 +141,7 @@ class Operations(Protocol):
         """
         ...
 
-    def embedding(self, token_ids: Tensor, table: Tensor, first_id: int) -> Tensor:
+    def embedding(self, token_ids: Tensor, table: Linear, first_id: int) -> Tensor:
         """Rows of one shard of the embedding; zeros for tokens that other shards hold.
 
         Shapes (V ids in the shard):
@@ -129,6 +150,21 @@ class Operations(Protocol):
         Returns:
             [T, hidden]; summed over all shards it is the embedding
         """
+        ...
+
+    def take_rows(self, x: Tensor, rows: Tensor) -> Tensor:
+        """Some rows of x.
+
+        Shapes:
+            x:    [T, columns]
+            rows: [R] int64
+        Returns:
+            [R, columns]
+        """
+        ...
+
+    def all_reduce(self, partial: Tensor, communicator: Communicator) -> Tensor:
+        """`communicator.all_reduce`, as part of the step. The partial sum is given up."""
         ...
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -1,0 +1,20 @@
+// The kernels of one level, compiled where this is included: see level_*.cpp.
+
+// clang-format off: vec.h first
+#include "vec.h"
+#include "linear.h"
+#include "linear_int8.h"
+#include "formats.h"
+#include "kv_heads.h"
+#include "attention.h"
+#include "elementwise.h"
+// clang-format on
+
+namespace STOKER_LEVEL {
+
+static const stoker::Kernels kTable = {
+    STOKER_LEVEL_NAME, packed_bytes, pack_linear, linear_scratch_bytes, linear,    embedding,
+    take_rows,         norm,         activation,  rotate,               attention,
+};
+
+}  // namespace STOKER_LEVEL
