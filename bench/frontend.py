@@ -27,7 +27,7 @@ import psutil
 
 from bench.report import ROOT, header, percentile, table
 from cluster.api_server_launch import ApiServerLaunch
-from cluster.api_server_process import ApiServerProcess
+from cluster.child_process import ChildProcess
 from cluster.http_config import HttpConfig
 from cluster.listener import Listener
 
@@ -127,7 +127,7 @@ class Processes:
                 return
             time.sleep(0.05)
 
-    def _start_front(self) -> ApiServerProcess:
+    def _start_front(self) -> ChildProcess:
         launch = ApiServerLaunch(
             number=0,
             listen_fd=self._listener.socket.fileno(),
@@ -139,7 +139,7 @@ class Processes:
         command = [sys.executable, "-m", "cluster.api.server_main"]
         if self._profile is not None:
             command[1:1] = ["-m", "cProfile", "-o", str(self._profile)]
-        return ApiServerProcess(launch, command)
+        return ChildProcess(command, launch, (launch.listen_fd,))
 
     def end(self, num_lines: int) -> None:
         """End both; print what the engine has to say, and the profile."""

@@ -5,16 +5,19 @@ then the others serve on; what was running in it is aborted by the engine, since
 is gone, and connections that it had not accepted yet go to the next one that accepts.
 """
 
+import sys
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from cluster.api_server_launch import ApiServerLaunch
-from cluster.api_server_process import API_SERVER_COMMAND, ApiServerProcess
+from cluster.child_process import ChildProcess
 from cluster.errors import StartFailed
 from cluster.http_config import HttpConfig
 from cluster.listener import Listener
 from cluster.logs import EventLog
+
+API_SERVER_COMMAND = (sys.executable, "-P", "-m", "cluster.api.server_main")
 
 LONGEST_PAUSE_S = 5.0
 HEALTHY_S = 30.0
@@ -26,7 +29,9 @@ class _Place:
     """One of the processes, or the pause until it is started again."""
 
     number: int
-    process: ApiServerProcess | None = None
+    process: ChildProcess | None = None
+    is_up: bool = False
+    """Whether the process has said that it takes connections."""
     started_s: float = 0.0
     pause_s: float = 0.0
     start_at: float | None = None
@@ -78,8 +83,8 @@ class ApiServers:
             log_level=self._log_level,
             metrics_dir=self._metrics_dir,
         )
-        place.process = ApiServerProcess(launch, self._command)
-        place.started_s, place.start_at = time.monotonic(), None
+        place.process = ChildProcess(self._command, launch, (launch.listen_fd,))
+        place.started_s, place.start_at, place.is_up = time.monotonic(), None, False
         self._log.info("api_server_started", number=place.number, pid=place.process.pid)
 
     @property
@@ -94,7 +99,7 @@ class ApiServers:
         for place in self._places:
             if place.process is not None:
                 found.append(place.process.end_fd)
-                if not place.process.is_up:
+                if not place.is_up:
                     found.append(place.process.line_fd)
         return found
 
@@ -116,13 +121,14 @@ class ApiServers:
                 if place.start_at is not None and now >= place.start_at:
                     self._start(place)
                 continue
-            if not process.is_up and process.line_fd in ready and process.read_line():
+            if not place.is_up and process.line_fd in ready and process.read_line():
+                place.is_up = True
                 self._log.info("api_server_listens", number=place.number, url=self.url)
             if process.end_fd in ready:
                 self._ended(place, process, now)
-        self.are_up = self.are_up or all(p.process and p.process.is_up for p in self._places)
+        self.are_up = self.are_up or all(p.process and p.is_up for p in self._places)
 
-    def _ended(self, place: _Place, process: ApiServerProcess, now: float) -> None:
+    def _ended(self, place: _Place, process: ChildProcess, now: float) -> None:
         how = process.how_it_ended()
         process.close()
         place.process = None

@@ -10,11 +10,14 @@ the backend.
 import os
 import queue
 import select
+import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 
-from cluster.announcements import ClusterReady, EngineListens
+import msgspec
+
+from cluster.announcements import ClusterReady, EngineListens, read_engine_line
 from cluster.api_servers import ApiServers
 from cluster.backend import Backend, Place, RankExit, Report, WorkerLaunch
 from cluster.backend_thread import (
@@ -25,7 +28,7 @@ from cluster.backend_thread import (
     GroupStarted,
     Happening,
 )
-from cluster.engine_process import ENGINE_COMMAND, EngineProcess
+from cluster.child_process import ChildProcess
 from cluster.errors import ClusterLost, LinkLost, StartFailed, StartInterrupted
 from cluster.launch_plan import LaunchPlan
 from cluster.links import DealerLink, LinkLimits
@@ -44,6 +47,8 @@ from cluster.messages import (
 from cluster.private_folder import PrivateFolder
 from cluster.wakeup import SignalPipe, WakePipe
 from cluster.wire import FROM_ENGINE, PROTOCOL_VERSION, TO_ENGINE
+
+ENGINE_COMMAND = (sys.executable, "-P", "-m", "cluster.engine_main")
 
 KILL_WAIT_S = 2.0
 """Between asking the engine's process to end and killing it."""
@@ -130,7 +135,7 @@ class Supervisor:
         parts.callback(self._end_backend)
         if self._api is not None:
             parts.callback(self._api.end, self._config.stop_timeout_s)
-        self._engine = EngineProcess(self._plan.engine(front, back), self._engine_command)
+        self._engine = ChildProcess(self._engine_command, self._plan.engine(front, back))
         parts.callback(self._end_engine)
         self._hands.open(self._config.start_timeout_s)
         if back.startswith("ipc://"):
@@ -147,7 +152,14 @@ class Supervisor:
         size = self._config.tensor_parallel_size
         self._hands.start(group, epoch, size, launches, self._config.start_timeout_s)
 
-    def _engine_listens(self, listens: EngineListens) -> None:
+    def _engine_listens(self, line: bytes) -> None:
+        try:
+            listens = read_engine_line(line)
+        except msgspec.DecodeError:
+            how = self._engine.how_it_ended()
+            raise StartFailed(f"the engine process ended at once: {how}") from None
+        if not isinstance(listens, EngineListens):
+            raise StartFailed(listens.message)
         self._listens = listens
         self._note("engine_listens", front=listens.front_address, back=listens.back_address)
         self._link = DealerLink(
@@ -362,7 +374,8 @@ class Supervisor:
             self._send(Shutdown(drain_s=drain_s, message=self._stop_reason or "the cluster ends"))
             while not self._has_engine_ended() and time.monotonic() < deadline:
                 self._turn(deadline)
-        was_killed = self._engine.end(KILL_WAIT_S)
+        self._engine.ask_to_end()
+        was_killed = self._engine.close(KILL_WAIT_S)
         if self._link is not None:
             self._link.close()
             self._link = None

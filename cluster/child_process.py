@@ -1,29 +1,34 @@
-"""One API server as a child process: its launch, its one line, its end."""
+"""A child of the supervisor: its launch on standard input, its one line, its end.
+
+The engine core and each API server are one. Both of its descriptors are to be waited on
+beside others.
+"""
 
 import contextlib
 import os
 import subprocess
-import sys
 from collections.abc import Sequence
 
 import msgspec
-
-from cluster.api_server_launch import ApiServerLaunch
-
-API_SERVER_COMMAND = (sys.executable, "-P", "-m", "cluster.api.server_main")
+from msgspec import Struct
 
 
-class ApiServerProcess:
-    """Started at once. Both descriptors are to be waited on beside others."""
+class ChildProcess:
+    """Started at once, with our process id as its last argument.
+
+    Args:
+        launch: all that it is told, as JSON.
+        pass_fds: descriptors that it inherits under their numbers.
+    """
 
     def __init__(
-        self, launch: ApiServerLaunch, command: Sequence[str] = API_SERVER_COMMAND
+        self, command: Sequence[str], launch: Struct, pass_fds: tuple[int, ...] = ()
     ) -> None:
         self._process = subprocess.Popen(
             (*command, str(os.getpid())),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            pass_fds=(launch.listen_fd,),
+            pass_fds=pass_fds,
             process_group=0,  # Ctrl-C in a terminal is the supervisor's to handle
         )
         assert self._process.stdin is not None
@@ -31,8 +36,6 @@ class ApiServerProcess:
         self._output = self._process.stdout
         self.end_fd = os.pidfd_open(self._process.pid)
         """Readable when the process has ended."""
-        self.is_up = False
-        """Whether it has said that it takes connections."""
         with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:
             pipe.write(msgspec.json.encode(launch))
 
@@ -45,10 +48,9 @@ class ApiServerProcess:
         """Readable when it has said its line, or ended."""
         return self._output.fileno()
 
-    def read_line(self) -> bool:
-        """Call it when `line_fd` is readable; whether it takes connections now."""
-        self.is_up = bool(self._output.readline())
-        return self.is_up
+    def read_line(self) -> bytes:
+        """What it says of itself; empty if it ended without a word. Waits for it."""
+        return self._output.readline()
 
     def how_it_ended(self) -> str:
         """Call it when `end_fd` is readable."""
@@ -56,7 +58,6 @@ class ApiServerProcess:
         return f"exit code {code}; its log says why" if code >= 0 else f"killed by signal {-code}"
 
     def ask_to_end(self) -> None:
-        """It then takes no more connections, and ends when its answers are given."""
         if self._process.poll() is None:
             self._process.terminate()
 
