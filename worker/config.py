@@ -19,8 +19,8 @@ class RunnerConfig:
     model_dir: Path
     """Folder with config.json and safetensors files."""
     dtype: str = "auto"
-    """Of weights, activations and K/V. auto: the checkpoint's own, but float32 on a CPU that
-    has no 16-bit arithmetic."""
+    """Of weights and K/V, and on a GPU of activations, which on a CPU are float32. auto: the
+    checkpoint's own."""
     device: str = "cpu"
     """cpu or cuda; which GPU is the process's choice (the current CUDA device)."""
     ops: str = "auto"

@@ -46,15 +46,6 @@ def test_a_type_that_is_asked_for_is_taken(wanted: str) -> None:
     assert found == getattr(torch, wanted)
 
 
-def test_a_cpu_computes_in_a_16_bit_type_only_if_it_has_the_arithmetic() -> None:
-    cpu = torch.device("cpu")
-    fast = torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
-
-    assert choose_dtype("auto", "float32", cpu) == torch.float32
-    assert choose_dtype("auto", "float16", cpu) == torch.float32
-    assert choose_dtype("auto", "bfloat16", cpu) == fast
-
-
-def test_a_gpu_computes_in_the_type_of_the_checkpoint() -> None:
-    for name in ("float32", "bfloat16", "float16"):
-        assert choose_dtype("auto", name, torch.device("cuda")) == getattr(torch, name)
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float16"])
+def test_auto_is_the_type_of_the_checkpoint(name: str) -> None:
+    assert choose_dtype("auto", name) == getattr(torch, name)

@@ -9,10 +9,7 @@ import pytest
 
 from tests.worker import rank_tasks
 from tests.worker.rank_processes import Raised, RankProcesses
-from worker import shared_memory
 from worker.parallel import MeetingPoint
-from worker.parallel_errors import NativeLibraryMissing
-from worker.shared_memory import load_native
 
 NUMBERS = itertools.count()
 
@@ -168,30 +165,3 @@ def test_a_killed_group_leaves_nothing_because_its_memory_and_socket_have_no_nam
     assert all("/dev/shm/" not in maps for maps in mapped)
     assert meeting.name not in Path("/proc/net/unix").read_text()
     assert not [name for name in os.listdir("/dev/shm") if meeting.name in name]
-
-
-@pytest.fixture
-def native_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(shared_memory, "_NATIVE_FOLDER", tmp_path)
-    return tmp_path
-
-
-def test_a_library_that_was_not_built_is_missed_with_the_command_that_builds_it(
-    native_folder: Path,
-) -> None:
-    with pytest.raises(NativeLibraryMissing, match=r"`make setup` or `pip install -e \.`"):
-        load_native()
-
-
-def test_a_damaged_library_is_named_with_the_command_that_builds_it(native_folder: Path) -> None:
-    (native_folder / "shared_reduce.cpython-311.so").write_bytes(b"no ELF")
-
-    with pytest.raises(NativeLibraryMissing, match=r"shared_reduce.*cannot be loaded.*make setup"):
-        load_native()
-
-
-def test_a_library_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_memory, "VERSION", 99)
-
-    with pytest.raises(NativeLibraryMissing, match="is of version 1, wanted 99"):
-        load_native()

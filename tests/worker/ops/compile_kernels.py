@@ -86,7 +86,7 @@ def run_all(dtype: torch.dtype, heads: tuple[int, int], head_dim: int, block_siz
     ops.rms_norm(hidden, hidden[0], 1e-6)
     ops.add_rms_norm(hidden, hidden, hidden[0], 1e-6)
     ops.gated_activation(hidden)
-    ops.embedding(batch.token_ids, hidden, 0)
+    ops.embedding(batch.token_ids, ops.pack_embedding(hidden), 0)
     whole, share = torch.ones(4, dtype=torch.int64), torch.ones(4, dtype=torch.float64)
     draw(torch.zeros(4, 128_256), torch.ones(4), whole, share, share, whole, whole)
 

@@ -1,7 +1,7 @@
 """Random steps for tests of operations: slices of any length over scattered blocks."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -21,6 +21,10 @@ class RandomStep:
     qkv: Tensor
     kv: Tensor
     cos_sin: Tensor
+
+    def widened(self) -> "RandomStep":
+        """The same step over a float32 pool."""
+        return replace(self, kv=self.kv.float())
 
 
 def make_batch(
@@ -64,7 +68,7 @@ def make_step(
     heads: tuple[int, int] = (6, 3),
     head_dim: int = 16,
     block_size: int = 16,
-    dtype: torch.dtype = torch.float32,
+    kv_dtype: torch.dtype = torch.float32,
     seed: int = 0,
     is_scattered: bool = True,
 ) -> RandomStep:
@@ -90,7 +94,7 @@ def make_step(
         batch=batch,
         shape=shape,
         block_size=block_size,
-        qkv=qkv.to(dtype),
-        kv=torch.randn(pool, generator=generator).to(dtype),
+        qkv=qkv,
+        kv=torch.randn(pool, generator=generator).to(kv_dtype),
         cos_sin=torch.cat((angles.cos(), angles.sin()), dim=-1),
     )
