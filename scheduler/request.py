@@ -94,7 +94,8 @@ class Ended(Struct, frozen=True, kw_only=True, omit_defaults=True):
     handle: int
     num_preemptions: int = 0
     message: str = ""
-    """Filled for `Finish.ERROR` and `Finish.TIMEOUT`."""
+    """Filled for `Finish.ERROR` and `Finish.TIMEOUT`, and for `Finish.ABORT` if it was the engine
+    that gave the request up."""
 
 
 class TokenBatch(

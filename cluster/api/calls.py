@@ -161,8 +161,9 @@ class Call:
 
     def _error_of_end(self, output: LiveOutput, kind: ErrorKind) -> ApiError:
         message = output.message or _MESSAGES.get(kind, "the request failed")
-        if kind is CANCELLED and self._engine.news:
-            kind, message = SHUTTING_DOWN, f"the request was cut off: {self._engine.news}"
+        why_engine_ends = output.message or self._engine.news
+        if kind is CANCELLED and why_engine_ends:
+            kind, message = SHUTTING_DOWN, f"the request was cut off: {why_engine_ends}"
         return ApiError(message, kind)
 
     async def _cancel_on_disconnect(self, receive: Receive) -> None:

@@ -195,11 +195,17 @@ def test_the_official_client_raises_when_a_stream_breaks(unlucky: ApiRig) -> Non
         )
 
 
-def test_requests_cut_off_by_a_stopping_engine_may_be_tried_elsewhere(start_rig: StartRig) -> None:
+@pytest.mark.parametrize("is_announced", [True, False])
+def test_requests_cut_off_by_a_stopping_engine_may_be_tried_elsewhere(
+    start_rig: StartRig, is_announced: bool
+) -> None:
     rig = start_rig()
     call = Asking(rig, "/v1/completions")
-    rig.engine.send(EngineStopping(message="told to stop"))
-    rig.engine.send(tokens(call.request.handle, [], Finish.ABORT))
+    handle = call.request.handle
+    ended = () if is_announced else (Ended(handle=handle, message="told to stop"),)
+    if is_announced:
+        rig.engine.send(EngineStopping(message="told to stop"))
+    rig.engine.send(tokens(handle, [], Finish.ABORT, ended=ended))
     assert call.read("told to stop").startswith("HTTP/1.1 503")
     call.leave()
 
