@@ -68,7 +68,7 @@ REJECTIONS = [
     ("no_workers", 503, openai.InternalServerError),
 ]
 ENDS = [
-    (Finish.ABORT, 499, "request_cancelled"),
+    (Finish.ABORT, 503, "shutting_down"),
     (Finish.TIMEOUT, 408, "request_timeout"),
     (Finish.ERROR, 500, "internal_error"),
 ]
