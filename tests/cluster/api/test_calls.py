@@ -133,7 +133,7 @@ def test_a_rejection_has_its_status_also_for_a_stream(
     _, status, kind = REJECTIONS[seed]
     answer = unlucky.post("/v1/chat/completions", messages=HI, stream=stream, seed=seed)
     assert answer.status_code == status
-    assert answer.json()["error"]["message"] == "why"
+    assert answer.json()["error"]["message"].endswith("why")
     assert answer.headers.get("retry-after") == (None if status == 400 else "3")
     with pytest.raises(kind):
         unlucky.openai().completions.create(model="tiny", prompt="hi", stream=stream, seed=seed)
@@ -151,7 +151,7 @@ def test_an_answer_that_is_not_whole_is_an_error(
     answer = unlucky.post(path, **BODIES[path], n=n, seed=seed)
     assert answer.status_code == status
     assert answer.json()["error"]["code"] == code
-    assert answer.json()["error"]["message"] == "why"
+    assert answer.json()["error"]["message"].endswith("why")
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -181,7 +181,8 @@ def test_a_stream_that_breaks_ends_with_an_error_and_without_done(
                 lines.append(line)
     speaker.join()
     error = json.loads(lines[-1].removeprefix("data: "))["error"]
-    assert (error["code"], error["message"]) == (code, "why")
+    assert error["code"] == code
+    assert error["message"].endswith("why")
     assert 'finish_reason":null' in lines[-2].replace(" ", "")
     assert "[DONE]" not in "".join(lines)
 
