@@ -8,11 +8,11 @@ static int64_t packed_bytes(int64_t out_features, int64_t in_features, int32_t f
 }
 
 static void pack_linear(const void* weight, int32_t from, void* packed, int32_t to,
-                        int64_t out_features, int64_t in_features) {
+                        int64_t out_features, int64_t in_features, const stoker::Share& share) {
     if (to == stoker::kInt8) {
-        pack_int8(weight, from, packed, out_features, in_features);
+        if (share.thread == 0) pack_int8(weight, from, packed, out_features, in_features);
     } else {
-        pack_floats(weight, from, packed, to, out_features, in_features);
+        pack_floats(weight, from, packed, to, out_features, in_features, share);
     }
 }
 

@@ -114,6 +114,10 @@ struct AttentionArgs {
     HeadsShape shape;
 };
 
+struct Span {
+    int64_t first, last;  // without `last`
+};
+
 // One thread's part in an operation.
 struct Share {
     int thread, num_threads;
@@ -127,6 +131,17 @@ struct Share {
     int64_t take(int phase = 0) const {
         return next[phase].fetch_add(1, std::memory_order_relaxed);
     }
+    // A run of the pieces [0, total) that nobody has taken, at most `most`, and the shorter the
+    // less is left: threads then end together. False when all are taken.
+    bool take_some(int64_t total, int64_t most, Span& span, int phase = 0) const {
+        const int64_t left = total - next[phase].load(std::memory_order_relaxed);
+        if (left <= 0) return false;
+        int64_t count = left / (2 * num_threads);
+        count = count < 1 ? 1 : count > most ? most : count;
+        span.first = next[phase].fetch_add(count, std::memory_order_relaxed);
+        span.last = span.first + count < total ? span.first + count : total;
+        return span.first < total;
+    }
     // Wait until all threads are here. What they wrote before is then visible.
     void meet() const { meet_all(team); }
 };
@@ -139,7 +154,7 @@ struct Kernels {
     int64_t (*packed_bytes)(int64_t out_features, int64_t in_features, int32_t format);
     // The weight [out_features, in_features], dense, of `from`, into `to` as `format`.
     void (*pack_linear)(const void* weight, int32_t from, void* packed, int32_t to,
-                        int64_t out_features, int64_t in_features);
+                        int64_t out_features, int64_t in_features, const Share& share);
     int64_t (*linear_scratch_bytes)(int64_t rows, int64_t in_features, int32_t format);
     void (*linear)(const Batch&, const LinearArgs&, const Share&);
     void (*embedding)(const Batch&, const EmbeddingArgs&, const Share&);

@@ -1,12 +1,27 @@
 // Linear layers over packed weights of float32, bfloat16 or float16.
 //
-// A weight is packed in panels of kPanel output columns: panel p holds, for each input feature k
-// in turn, the kPanel weights w[p * kPanel + c][k], zeros past the last column. Each output value
-// is one chain of multiply-adds over k in rising order, whatever the number of rows.
+// A weight is packed in panels of kPanel output columns, zeros past the last column. A panel
+// holds for each input feature k in turn its kPanel weights w[column][k] (see `place_of`). Each
+// output value is one chain of multiply-adds over k in rising order that starts from the bias,
+// whatever the number of rows: where k is cut in two, the chain's sum waits in the output.
+//
+// The shape of the loops (a tile of sums in registers, a piece of a panel in the first cache, a
+// block of rows in the second): Goto and van de Geijn 2008, "Anatomy of high-performance matrix
+// multiplication".
 
 namespace STOKER_LEVEL {
 
-constexpr int64_t kPanel = 16;
+#if defined(STOKER_HAS_AVX512) || defined(STOKER_HAS_NEON)
+constexpr int kPanelVectors = 4;  // with 6 rows 24 sums, of 32 registers
+#else
+constexpr int kPanelVectors = 2;  // with 6 rows 12 sums, of 16 registers
+#endif
+constexpr int64_t kPanel = kPanelVectors * kLanes;
+constexpr int kTileRows = 6;
+constexpr int kUnroll = 4;                     // features between two looks ahead
+constexpr int64_t kPieceBytes = 20 << 10;      // of a panel, beside the rows of a tile in 32 KiB
+constexpr int64_t kBlockRows = 120;            // whose part of x stays in 512 KiB
+constexpr int64_t kMostPanels = 8;             // in a row over the same rows
 
 STOKER_INLINE int64_t num_panels(int64_t out_features) { return (out_features + kPanel - 1) / kPanel; }
 
@@ -19,20 +34,291 @@ STOKER_INLINE float value_at(const void* values, int32_t format, int64_t index) 
     return format == stoker::kBFloat16 ? from_bfloat16(half) : from_float16(half);
 }
 
+// Where a panel's column is among the values of one feature. Columns of bfloat16 are paired with
+// those one vector further, so that a shift and a mask make two vectors of floats from one load.
+STOKER_INLINE int64_t place_of(int64_t column, int32_t format) {
+    if (format != stoker::kBFloat16) return column;
+    const int64_t pair = column / (2 * kLanes), in_pair = column % (2 * kLanes);
+    return pair * 2 * kLanes + in_pair % kLanes * 2 + in_pair / kLanes;
+}
+
+// `kCount` values in registers: GCC 12 puts arrays of vectors into memory, but not these.
+template <int kCount, typename T>
+struct Several {
+    T first;
+    Several<kCount - 1, T> rest;
+};
+
+template <typename T>
+struct Several<1, T> {
+    T first;
+};
+
+using PanelRow = Several<kPanelVectors, Floats>;
+
+template <int kRows>
+using Sums = Several<kRows, PanelRow>;
+
+template <int kCount>
+STOKER_INLINE void load_vectors(Several<kCount, Floats>& to, const float* from) {
+    to.first = load(from);
+    if constexpr (kCount > 1) load_vectors(to.rest, from + kLanes);
+}
+
+template <int kCount>
+STOKER_INLINE void store_vectors(float* to, const Several<kCount, Floats>& from) {
+    store(to, from.first);
+    if constexpr (kCount > 1) store_vectors(to + kLanes, from.rest);
+}
+
+template <int kRows>
+STOKER_INLINE void load_sums(Sums<kRows>& sums, const float* from, int64_t stride) {
+    load_vectors(sums.first, from);
+    if constexpr (kRows > 1) load_sums<kRows - 1>(sums.rest, from + stride, stride);
+}
+
+template <int kRows>
+STOKER_INLINE void store_sums(float* to, int64_t stride, const Sums<kRows>& sums) {
+    store_vectors(to, sums.first);
+    if constexpr (kRows > 1) store_sums<kRows - 1>(to + stride, stride, sums.rest);
+}
+
+// The weights of one feature, as floats.
+template <int32_t kFormat, int kCount>
+STOKER_INLINE void load_weights(Several<kCount, Floats>& to, const char* from) {
+    if constexpr (kFormat == stoker::kBFloat16) {
+        Words pairs;
+        __builtin_memcpy(&pairs, from, sizeof pairs);
+        to.first = (Floats)(pairs << 16);
+        to.rest.first = (Floats)(pairs & 0xffff0000u);
+        if constexpr (kCount > 2) load_weights<kFormat>(to.rest.rest, from + kVectorBytes);
+    } else if constexpr (kFormat == stoker::kFloat16) {
+        to.first = load_float16(reinterpret_cast<const uint16_t*>(from));
+        if constexpr (kCount > 1) load_weights<kFormat>(to.rest, from + kVectorBytes / 2);
+    } else {
+        load_vectors(to, reinterpret_cast<const float*>(from));
+    }
+}
+
+template <int kCount>
+STOKER_INLINE void add_product(Several<kCount, Floats>& sums, Floats x,
+                               const Several<kCount, Floats>& weights) {
+    sums.first = multiply_add(x, weights.first, sums.first);
+    if constexpr (kCount > 1) add_product(sums.rest, x, weights.rest);
+}
+
+template <int kRows>
+STOKER_INLINE void add_products(Sums<kRows>& sums, const float* x, int64_t stride,
+                                const PanelRow& weights) {
+    add_product(sums.first, splat(*x), weights);
+    if constexpr (kRows > 1) add_products<kRows - 1>(sums.rest, x + stride, stride, weights);
+}
+
+// A few rows times a piece of one panel.
+struct Tile {
+    const float* x;
+    int64_t x_stride;
+    const char* weights;   // of `depth` features
+    int64_t depth;
+    const float* start;    // what the sums are so far
+    int64_t start_stride;  // 0: the same for each row
+    float* out;
+    int64_t out_stride;
+    const char* ahead;     // what will be read next, fetched in steps of `num_ahead` lines
+    int64_t num_ahead;
+};
+
+template <int32_t kFormat, int kRows>
+static __attribute__((noinline)) void multiply(const Tile& tile) {
+    constexpr int64_t row_bytes = kPanel * (kFormat == stoker::kFloat32 ? 4 : 2);
+    const float* x = tile.x;
+    const int64_t stride = tile.x_stride;
+    const char* weights = tile.weights;
+    const char* ahead = tile.ahead;
+    const int64_t ahead_bytes = tile.num_ahead * 64;
+    Sums<kRows> sums;
+    load_sums<kRows>(sums, tile.start, tile.start_stride);
+    PanelRow row;
+    for (int64_t left = tile.depth / kUnroll; left > 0; --left) {
+        for (const char* end = ahead + ahead_bytes; ahead < end; ahead += 64) {
+            __builtin_prefetch(ahead, 0, 2);
+        }
+#pragma GCC unroll 4
+        for (int k = 0; k < kUnroll; ++k) {
+            load_weights<kFormat>(row, weights + k * row_bytes);
+            add_products<kRows>(sums, x + k, stride, row);
+        }
+        x += kUnroll;
+        weights += kUnroll * row_bytes;
+    }
+    for (int64_t left = tile.depth % kUnroll; left > 0; --left) {
+        load_weights<kFormat>(row, weights);
+        add_products<kRows>(sums, x, stride, row);
+        ++x;
+        weights += row_bytes;
+    }
+    store_sums<kRows>(tile.out, tile.out_stride, sums);
+}
+
+using Multiply = void (*)(const Tile&);
+
+// Of so many rows, less one.
+template <int32_t kFormat>
+constexpr Multiply kMultiply[kTileRows] = {multiply<kFormat, 1>, multiply<kFormat, 2>,
+                                           multiply<kFormat, 3>, multiply<kFormat, 4>,
+                                           multiply<kFormat, 5>, multiply<kFormat, 6>};
+
+// Part `index` of `count` parts of [0, total), as equal as they can be.
+STOKER_INLINE int64_t part_start(int64_t total, int64_t count, int64_t index) {
+    return total / count * index + (index < total % count ? index : total % count);
+}
+
+STOKER_INLINE int64_t parts_of_at_most(int64_t total, int64_t most) {
+    return total <= most ? 1 : (total + most - 1) / most;
+}
+
+// How a layer is cut.
+struct Cut {
+    int64_t rows, panels;
+    int64_t num_blocks;  // of rows
+    int64_t num_pieces;  // of each panel's features
+
+    Cut(int64_t num_rows, const stoker::LinearArgs& args)
+        : rows(num_rows), panels(num_panels(args.out_features)) {
+        num_blocks = parts_of_at_most(rows, kBlockRows);
+        const int64_t depth = kPieceBytes / (kPanel * value_bytes(args.format));
+        num_pieces = rows <= kTileRows ? 1 : parts_of_at_most(args.in_features, depth);
+    }
+};
+
+// Rows [first_row, last_row) times one piece of a panel.
+template <int32_t kFormat>
+static void multiply_piece(const stoker::LinearArgs& args, int64_t first_row, int64_t last_row,
+                           int64_t panel, int64_t piece, const Cut& cut, float* spare) {
+    constexpr int64_t row_bytes = kPanel * (kFormat == stoker::kFloat32 ? 4 : 2);
+    const int64_t column = panel * kPanel;
+    const int64_t rows = last_row - first_row;
+    const int64_t first = part_start(args.in_features, cut.num_pieces, piece);
+    const int64_t last = part_start(args.in_features, cut.num_pieces, piece + 1);
+    const int64_t columns = args.out_features - column < kPanel ? args.out_features - column : kPanel;
+    const bool is_whole = columns == kPanel;
+    Tile tile;
+    tile.x_stride = args.in_features;
+    tile.weights = static_cast<const char*>(args.weight) +
+                   (panel * args.in_features + first) * row_bytes;
+    tile.depth = last - first;
+    tile.out_stride = is_whole ? args.out_features : kPanel;
+    float* const out = is_whole ? args.out + first_row * args.out_features + column
+                                : spare + kPanel;
+    const float* start = out;
+    tile.start_stride = tile.out_stride;
+    if (piece == 0) {
+        for (int64_t c = 0; c < kPanel; ++c) {
+            spare[c] = args.bias != nullptr && c < columns ? args.bias[column + c] : 0.0f;
+        }
+        start = spare;
+        tile.start_stride = 0;
+    }
+    const int64_t num_tiles = parts_of_at_most(rows, kTileRows);
+    tile.ahead = tile.weights + (cut.num_pieces == 1 ? tile.depth : args.in_features) * row_bytes;
+    const int64_t lines = kUnroll * row_bytes / 64;
+    tile.num_ahead = num_tiles >= lines ? 1 : (lines + num_tiles - 1) / num_tiles;
+    if (num_tiles == 1) tile.ahead = tile.weights + 1024;
+    for (int64_t t = 0; t < num_tiles; ++t) {
+        const int64_t row = part_start(rows, num_tiles, t);
+        tile.x = args.x + (first_row + row) * args.in_features + first;
+        tile.start = start + row * tile.start_stride;
+        tile.out = out + row * tile.out_stride;
+        if (t == lines) tile.num_ahead = 0;
+        kMultiply<kFormat>[part_start(rows, num_tiles, t + 1) - row - 1](tile);
+        tile.ahead += tile.depth / kUnroll * tile.num_ahead * 64;
+    }
+    if (is_whole || piece + 1 != cut.num_pieces) return;
+    for (int64_t row = 0; row < rows; ++row) {
+        __builtin_memcpy(args.out + (first_row + row) * args.out_features + column,
+                         out + row * kPanel, size_t(columns) * sizeof(float));
+    }
+}
+
+template <int32_t kFormat>
+static void multiply_all(int64_t rows, const stoker::LinearArgs& args, const stoker::Share& share) {
+    const Cut cut(rows, args);
+    alignas(64) float spare[(kBlockRows + 1) * kPanel];  // a bias, and a panel's part of the output
+    const int64_t most = rows <= kTileRows ? cut.panels : kMostPanels;
+    for (stoker::Span units; share.take_some(cut.num_blocks * cut.panels, most, units);) {
+        while (units.first < units.last) {
+            const int64_t block = units.first / cut.panels, panel = units.first % cut.panels;
+            const int64_t left = units.last - units.first;
+            const int64_t end = panel + left < cut.panels ? panel + left : cut.panels;
+            const int64_t first_row = part_start(rows, cut.num_blocks, block);
+            const int64_t last_row = part_start(rows, cut.num_blocks, block + 1);
+            for (int64_t piece = 0; piece < cut.num_pieces; ++piece) {
+                for (int64_t p = panel; p < end; ++p) {
+                    multiply_piece<kFormat>(args, first_row, last_row, p, piece, cut, spare);
+                }
+            }
+            units.first += end - panel;
+        }
+    }
+}
+
+static void linear_floats(const stoker::Batch& batch, const stoker::LinearArgs& args,
+                          const stoker::Share& share) {
+    const int64_t rows = batch.rows(args.rows);
+    if (rows == 0) return;
+    switch (args.format) {
+        case stoker::kFloat32: return multiply_all<stoker::kFloat32>(rows, args, share);
+        case stoker::kBFloat16: return multiply_all<stoker::kBFloat16>(rows, args, share);
+        default: return multiply_all<stoker::kFloat16>(rows, args, share);
+    }
+}
+
 static int64_t packed_bytes_floats(int64_t out_features, int64_t in_features, int32_t format) {
     return num_panels(out_features) * kPanel * in_features * value_bytes(format);
 }
 
-static void pack_floats(const void* weight, int32_t from, void* packed, int32_t to,
-                        int64_t out_features, int64_t in_features) {
-    for (int64_t panel = 0; panel < num_panels(out_features); ++panel) {
-        for (int64_t k = 0; k < in_features; ++k) {
+// Lay rows of bits into panels, where nothing has to be converted.
+template <typename Bits>
+static void pack_bits(const Bits* weight, Bits* packed, int32_t format, int64_t out_features,
+                      int64_t in_features, const stoker::Share& share) {
+    for (stoker::Span panels; share.take_some(num_panels(out_features), kMostPanels, panels);) {
+        for (int64_t panel = panels.first; panel < panels.last; ++panel) {
+            Bits* const to = packed + panel * kPanel * in_features;
+            const Bits* from[kPanel];
+            int64_t stride[kPanel];
+            static const Bits nothing = 0;
             for (int64_t c = 0; c < kPanel; ++c) {
                 const int64_t column = panel * kPanel + c;
+                const bool is_there = column < out_features;
+                from[place_of(c, format)] = is_there ? weight + column * in_features : &nothing;
+                stride[place_of(c, format)] = is_there;
+            }
+            for (int64_t k = 0; k < in_features; ++k) {
+                for (int64_t c = 0; c < kPanel; ++c) to[k * kPanel + c] = from[c][k * stride[c]];
+            }
+        }
+    }
+}
+
+static void pack_floats(const void* weight, int32_t from, void* packed, int32_t to,
+                        int64_t out_features, int64_t in_features, const stoker::Share& share) {
+    if (from == to && to == stoker::kFloat32) {
+        return pack_bits(static_cast<const uint32_t*>(weight), static_cast<uint32_t*>(packed), to,
+                         out_features, in_features, share);
+    }
+    if (from == to) {
+        return pack_bits(static_cast<const uint16_t*>(weight), static_cast<uint16_t*>(packed), to,
+                         out_features, in_features, share);
+    }
+    for (stoker::Span panels; share.take_some(num_panels(out_features), kMostPanels, panels);) {
+        for (int64_t column = panels.first * kPanel; column < panels.last * kPanel; ++column) {
+            const int64_t start =
+                column / kPanel * in_features * kPanel + place_of(column % kPanel, to);
+            for (int64_t k = 0; k < in_features; ++k) {
                 const float value = column < out_features
                                         ? value_at(weight, from, column * in_features + k)
                                         : 0.0f;
-                const int64_t index = (panel * in_features + k) * kPanel + c;
+                const int64_t index = start + k * kPanel;
                 if (to == stoker::kFloat32) {
                     static_cast<float*>(packed)[index] = value;
                 } else {
@@ -44,33 +330,11 @@ static void pack_floats(const void* weight, int32_t from, void* packed, int32_t 
     }
 }
 
-static void linear_floats(const stoker::Batch& batch, const stoker::LinearArgs& args,
-                          const stoker::Share& share) {
-    const int64_t rows = batch.rows(args.rows);
-    for (int64_t panel; (panel = share.take()) < num_panels(args.out_features);) {
-        const int64_t first = panel * kPanel;
-        const int64_t columns = args.out_features - first < kPanel ? args.out_features - first : kPanel;
-        for (int64_t row = 0; row < rows; ++row) {
-            float sums[kPanel] = {};
-            for (int64_t k = 0; k < args.in_features; ++k) {
-                const float x = args.x[row * args.in_features + k];
-                for (int64_t c = 0; c < kPanel; ++c) {
-                    sums[c] += x * value_at(args.weight, args.format,
-                                            (panel * args.in_features + k) * kPanel + c);
-                }
-            }
-            for (int64_t c = 0; c < columns; ++c) {
-                args.out[row * args.out_features + first + c] =
-                    sums[c] + (args.bias != nullptr ? args.bias[first + c] : 0.0f);
-            }
-        }
-    }
-}
-
 // The weights of one output column, as floats.
 STOKER_INLINE void unpack_floats(const void* packed, int32_t format, int64_t in_features,
                                  int64_t column, float* out) {
-    const int64_t start = column / kPanel * in_features * kPanel + column % kPanel;
+    const int64_t start =
+        column / kPanel * in_features * kPanel + place_of(column % kPanel, format);
     for (int64_t k = 0; k < in_features; ++k) out[k] = value_at(packed, format, start + k * kPanel);
 }
 

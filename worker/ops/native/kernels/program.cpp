@@ -94,6 +94,23 @@ void work(void* context, const Share& whole) {
     }
 }
 
+struct Pack {
+    const Kernels* kernels;
+    const void* weight;
+    void* packed;
+    int64_t out_features, in_features;
+    int32_t from, to;
+    std::atomic<int64_t>* next;
+};
+
+void pack_part(void* context, const Share& whole) {
+    const Pack& pack = *static_cast<const Pack*>(context);
+    Share share = whole;
+    share.next = pack.next;
+    pack.kernels->pack_linear(pack.weight, pack.from, pack.packed, pack.to, pack.out_features,
+                              pack.in_features, share);
+}
+
 bool is_supported(const Kernels* kernels) {
     if (kernels == nullptr) return false;
     if (kernels == kPortable) return true;
@@ -165,9 +182,12 @@ int64_t stoker_packed_bytes(const Engine* engine, int64_t out_features, int64_t 
     return engine->kernels->packed_bytes(out_features, in_features, format);
 }
 
-void stoker_pack_linear(const Engine* engine, const void* weight, int32_t from, void* packed,
+void stoker_pack_linear(Engine* engine, const void* weight, int32_t from, void* packed,
                         int32_t to, int64_t out_features, int64_t in_features) {
-    engine->kernels->pack_linear(weight, from, packed, to, out_features, in_features);
+    Pack pack{engine->kernels, weight, packed, out_features, in_features, from, to,
+              engine->team.counters(0)};
+    zero(pack.next);
+    engine->team.run(pack_part, &pack);
 }
 
 int64_t stoker_linear_scratch_bytes(const Engine* engine, int64_t rows, int64_t in_features,

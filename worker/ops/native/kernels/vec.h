@@ -45,6 +45,19 @@ STOKER_INLINE void store_some(float* to, Floats vector, int64_t count) {
     __builtin_memcpy(to, lanes, size_t(count) * sizeof(float));
 }
 
+// a * b + c, rounded once where the level has such an instruction.
+STOKER_INLINE Floats multiply_add(Floats a, Floats b, Floats c) {
+#if defined(STOKER_HAS_AVX512)
+    return (Floats)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(STOKER_HAS_AVX2)
+    return (Floats)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(STOKER_HAS_NEON)
+    return (Floats)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
+}
+
 STOKER_INLINE Floats max(Floats a, Floats b) { return a > b ? a : b; }
 
 // In a fixed order: halves are added to each other until one lane is left.
@@ -122,11 +135,18 @@ STOKER_INLINE Floats load_float16(const uint16_t* from) {
 #if defined(STOKER_HAS_F16C) && STOKER_VECTOR_BYTES == 32
     return (Floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)from));
 #elif defined(STOKER_HAS_F16C) && STOKER_VECTOR_BYTES == 64
-    return (Floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)from));
-#else
-    float lanes[kLanes];
-    for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] = from_float16(from[lane]);
-    return load(lanes);
+    return (Floats)_mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256((const __m256i*)from));
+#elif defined(STOKER_HAS_NEON)
+    float16x4_t halves;
+    __builtin_memcpy(&halves, from, sizeof halves);
+    return (Floats)vcvt_f32_f16(halves);
+#else  // as from_float16
+    Halves halves;
+    __builtin_memcpy(&halves, from, sizeof halves);
+    const Words words = __builtin_convertvector(halves, Words);
+    const Words magnitude = (Words)((Floats)((words & 0x7fff) << 13) * splat(0x1p112f));
+    const Words is_endless = (Words)((words & 0x7c00) == 0x7c00);
+    return (Floats)(magnitude | (is_endless & 0x7f800000) | (words & 0x8000) << 16);
 #endif
 }
 
