@@ -33,283 +33,210 @@ class Family:
     """Where they are named otherwise than ours."""
 
 
+def _gauge(name: str, text: str, *labels: str, vllm: str = "") -> Family:
+    """This and the next two: fields as of `Family`."""
+    return Family(name=name, kind="gauge", text=text, labels=labels, vllm=vllm)
+
+
+def _counter(
+    name: str,
+    text: str,
+    *labels: str,
+    vllm: str = "",
+    vllm_labels: tuple[str, ...] | None = None,
+) -> Family:
+    return Family(
+        name=name, kind="counter", text=text, labels=labels, vllm=vllm, vllm_labels=vllm_labels
+    )
+
+
+def _histogram(
+    name: str, bounds: tuple[float, ...], text: str, *labels: str, vllm: str = ""
+) -> Family:
+    return Family(name=name, kind="histogram", text=text, labels=labels, bounds=bounds, vllm=vllm)
+
+
 ENGINE: Sequence[Family] = (
-    Family(
-        name="engine_up",
-        kind="gauge",
-        text="1 if the engine core answered this scrape; without it, most others are missing.",
+    _gauge(
+        "engine_up",
+        "1 if the engine core answered this scrape; without it, most others are missing.",
     ),
-    Family(
-        name="engine_info",
-        kind="gauge",
-        text="1, with what is served as labels.",
-        labels=("model", "engine_id", "version", "state"),
+    _gauge(
+        "engine_info", "1, with what is served as labels.", "model", "engine_id", "version", "state"
     ),
-    Family(name="engine_uptime_seconds", kind="gauge", text="Since the engine core began."),
-    Family(
-        name="requests_running",
-        kind="gauge",
-        text="Sequences that hold blocks, of all groups.",
+    _gauge("engine_uptime_seconds", "Since the engine core began."),
+    _gauge(
+        "requests_running",
+        "Sequences that hold blocks, of all groups.",
         vllm="num_requests_running",
     ),
-    Family(
-        name="requests_waiting",
-        kind="gauge",
-        text="Sequences in the queue, preempted ones included.",
+    _gauge(
+        "requests_waiting",
+        "Sequences in the queue, preempted ones included.",
         vllm="num_requests_waiting",
     ),
-    Family(
-        name="waiting_prompt_tokens",
-        kind="gauge",
-        text="Tokens that must be computed or found in a cache before all that wait could go on.",
+    _gauge(
+        "waiting_prompt_tokens",
+        "Tokens that must be computed or found in a cache before all that wait could go on.",
     ),
-    Family(
-        name="requests_promised",
-        kind="gauge",
-        text="Refused requests that were told when to come back, and have not yet.",
+    _gauge(
+        "requests_promised", "Refused requests that were told when to come back, and have not yet."
     ),
-    Family(name="clients", kind="gauge", text="Connections to the engine's front socket."),
-    Family(name="groups_ready", kind="gauge", text="Worker groups that take plans."),
-    Family(
-        name="group_epoch",
-        kind="gauge",
-        text="Starts of a worker group; 1 if it was never lost.",
-        labels=("group",),
-    ),
-    Family(
-        name="group_requests_running",
-        kind="gauge",
-        text="Sequences that hold blocks in a group.",
-        labels=("group",),
-    ),
-    Family(name="kv_blocks", kind="gauge", text="Blocks of a group's KV pool.", labels=("group",)),
-    Family(
-        name="kv_blocks_used",
-        kind="gauge",
-        text="Blocks that running sequences hold.",
-        labels=("group",),
-    ),
-    Family(
-        name="kv_blocks_cached",
-        kind="gauge",
-        text="Blocks with a prefix that can be reused, held or idle.",
-        labels=("group",),
-    ),
-    Family(
-        name="kv_cache_usage_ratio",
-        kind="gauge",
-        text="Share of all groups' blocks that running sequences hold, from 0 to 1.",
+    _gauge("clients", "Connections to the engine's front socket."),
+    _gauge("groups_ready", "Worker groups that take plans."),
+    _gauge("group_epoch", "Starts of a worker group; 1 if it was never lost.", "group"),
+    _gauge("group_requests_running", "Sequences that hold blocks in a group.", "group"),
+    _gauge("kv_blocks", "Blocks of a group's KV pool.", "group"),
+    _gauge("kv_blocks_used", "Blocks that running sequences hold.", "group"),
+    _gauge("kv_blocks_cached", "Blocks with a prefix that can be reused, held or idle.", "group"),
+    _gauge(
+        "kv_cache_usage_ratio",
+        "Share of all groups' blocks that running sequences hold, from 0 to 1.",
         vllm="kv_cache_usage_perc",
     ),
-    Family(name="requests_accepted", kind="counter", text="Requests that entered the queue."),
-    Family(
-        name="requests_finished",
-        kind="counter",
-        text="Requests that ended, by why.",
-        labels=("reason",),
+    _counter("requests_accepted", "Requests that entered the queue."),
+    _counter(
+        "requests_finished",
+        "Requests that ended, by why.",
+        "reason",
         vllm="request_success",
         vllm_labels=("finished_reason",),
     ),
-    Family(
-        name="requests_refused",
-        kind="counter",
-        text="Requests that the engine did not take, by why.",
-        labels=("reason",),
-    ),
-    Family(
-        name="prompt_tokens",
-        kind="counter",
-        text="Of requests that were accepted.",
-        vllm="prompt_tokens",
-    ),
-    Family(
-        name="generation_tokens",
-        kind="counter",
-        text="Tokens that clients were sent.",
-        vllm="generation_tokens",
-    ),
-    Family(
-        name="tokens",
-        kind="counter",
-        text="Tokens by what it took: `prefill` were computed as part of a prompt, those that were "
+    _counter("requests_refused", "Requests that the engine did not take, by why.", "reason"),
+    _counter("prompt_tokens", "Of requests that were accepted.", vllm="prompt_tokens"),
+    _counter("generation_tokens", "Tokens that clients were sent.", vllm="generation_tokens"),
+    _counter(
+        "tokens",
+        "Tokens by what it took: `prefill` were computed as part of a prompt, those that were "
         "`recomputed` after a preemption or a lost group included; `decode` one by one; `cached` "
         "were found in the prefix cache when their request started.",
-        labels=("kind",),
+        "kind",
     ),
-    Family(
-        name="prefix_cache_queried_tokens",
-        kind="counter",
-        text="Prompt tokens that were looked for in the prefix cache.",
+    _counter(
+        "prefix_cache_queried_tokens",
+        "Prompt tokens that were looked for in the prefix cache.",
         vllm="prefix_cache_queries",
     ),
-    Family(
-        name="prefix_cache_hit_tokens",
-        kind="counter",
-        text="Of these, found.",
-        vllm="prefix_cache_hits",
+    _counter("prefix_cache_hit_tokens", "Of these, found.", vllm="prefix_cache_hits"),
+    _counter("dropped_tokens", "Tokens sampled for requests that had ended meanwhile."),
+    _counter(
+        "preemptions", "Running sequences that had to give up their blocks.", vllm="num_preemptions"
     ),
-    Family(
-        name="dropped_tokens",
-        kind="counter",
-        text="Tokens sampled for requests that had ended meanwhile.",
+    _counter("steps", "Steps planned; `mixed` hold parts of prompts and running sequences.", "mix"),
+    _counter("stale_results", "Results of a worker group's earlier life, which were dropped."),
+    _counter(
+        "messages_dropped",
+        "Messages to the engine that were unreadable, too large, or from strangers.",
     ),
-    Family(
-        name="preemptions",
-        kind="counter",
-        text="Running sequences that had to give up their blocks.",
-        vllm="num_preemptions",
+    _counter("clients_cut_off", "Clients that vanished or read too slowly."),
+    _counter(
+        "metric_errors", "Measurements that failed or were impossible, such as a negative time."
     ),
-    Family(
-        name="steps",
-        kind="counter",
-        text="Steps planned; `mixed` hold parts of prompts and running sequences.",
-        labels=("mix",),
-    ),
-    Family(
-        name="stale_results",
-        kind="counter",
-        text="Results of a worker group's earlier life, which were dropped.",
-    ),
-    Family(
-        name="messages_dropped",
-        kind="counter",
-        text="Messages to the engine that were unreadable, too large, or from strangers.",
-    ),
-    Family(
-        name="clients_cut_off",
-        kind="counter",
-        text="Clients that vanished or read too slowly.",
-    ),
-    Family(
-        name="metric_errors",
-        kind="counter",
-        text="Measurements that failed or were impossible, such as a negative time.",
-    ),
-    Family(
-        name="time_to_first_token_seconds",
-        kind="histogram",
-        text="From a request's arrival at the engine to its first token.",
-        bounds=LATENCY_S,
+    _histogram(
+        "time_to_first_token_seconds",
+        LATENCY_S,
+        "From a request's arrival at the engine to its first token.",
         vllm="time_to_first_token_seconds",
     ),
-    Family(
-        name="inter_token_seconds",
-        kind="histogram",
-        text="From each token of a sequence to its next one.",
-        bounds=GAP_S,
+    _histogram(
+        "inter_token_seconds",
+        GAP_S,
+        "From each token of a sequence to its next one.",
         vllm="inter_token_latency_seconds",
     ),
-    Family(
-        name="request_seconds",
-        kind="histogram",
-        text="From arrival to the last token, of requests that ended by themselves.",
-        bounds=LATENCY_S,
+    _histogram(
+        "request_seconds",
+        LATENCY_S,
+        "From arrival to the last token, of requests that ended by themselves.",
         vllm="e2e_request_latency_seconds",
     ),
-    Family(
-        name="request_queue_seconds",
-        kind="histogram",
-        text="From arrival to the first slice of the prompt.",
-        bounds=LATENCY_S,
+    _histogram(
+        "request_queue_seconds",
+        LATENCY_S,
+        "From arrival to the first slice of the prompt.",
         vllm="request_queue_time_seconds",
     ),
-    Family(
-        name="request_prefill_seconds",
-        kind="histogram",
-        text="From the first slice of the prompt to the first token.",
-        bounds=LATENCY_S,
+    _histogram(
+        "request_prefill_seconds",
+        LATENCY_S,
+        "From the first slice of the prompt to the first token.",
         vllm="request_prefill_time_seconds",
     ),
-    Family(
-        name="request_decode_seconds",
-        kind="histogram",
-        text="From the first token to the last.",
-        bounds=LATENCY_S,
+    _histogram(
+        "request_decode_seconds",
+        LATENCY_S,
+        "From the first token to the last.",
         vllm="request_decode_time_seconds",
     ),
-    Family(
-        name="request_inference_seconds",
-        kind="histogram",
-        text="From the first slice of the prompt to the last token.",
-        bounds=LATENCY_S,
+    _histogram(
+        "request_inference_seconds",
+        LATENCY_S,
+        "From the first slice of the prompt to the last token.",
         vllm="request_inference_time_seconds",
     ),
-    Family(
-        name="request_token_seconds",
-        kind="histogram",
-        text="Mean time per token after the first one, one value per request.",
-        bounds=GAP_S,
+    _histogram(
+        "request_token_seconds",
+        GAP_S,
+        "Mean time per token after the first one, one value per request.",
         vllm="request_time_per_output_token_seconds",
     ),
-    Family(
-        name="request_prompt_tokens",
-        kind="histogram",
-        text="Tokens of a request's prompt.",
-        bounds=TOKENS,
+    _histogram(
+        "request_prompt_tokens",
+        TOKENS,
+        "Tokens of a request's prompt.",
         vllm="request_prompt_tokens",
     ),
-    Family(
-        name="request_generation_tokens",
-        kind="histogram",
-        text="Tokens of a request's output.",
-        bounds=TOKENS,
+    _histogram(
+        "request_generation_tokens",
+        TOKENS,
+        "Tokens of a request's output.",
         vllm="request_generation_tokens",
     ),
-    Family(
-        name="step_tokens",
-        kind="histogram",
-        text="Tokens of a step, by kind; a step without any of a kind counts as 0 of it.",
-        labels=("kind",),
-        bounds=TOKENS,
+    _histogram(
+        "step_tokens",
+        TOKENS,
+        "Tokens of a step, by kind; a step without any of a kind counts as 0 of it.",
+        "kind",
     ),
-    Family(
-        name="step_all_tokens",
-        kind="histogram",
-        text="Tokens of a step.",
-        bounds=TOKENS,
-        vllm="iteration_tokens_total",
-    ),
-    Family(
-        name="step_seconds",
-        kind="histogram",
-        text="Time of a step's parts. In the core: `plan` decides, `apply` takes the answer in. On "
+    _histogram("step_all_tokens", TOKENS, "Tokens of a step.", vllm="iteration_tokens_total"),
+    _histogram(
+        "step_seconds",
+        PHASE_S,
+        "Time of a step's parts. In the core: `plan` decides, `apply` takes the answer in. On "
         "rank 0: `forward` runs the layers, `sample` the rest (on GPUs it also waits for the "
         "layers). `wire` is what is left of the time between two answers: encoding, sockets, "
         "reading.",
-        labels=("phase",),
-        bounds=PHASE_S,
+        "phase",
     ),
 )
 """What the engine core answers."""
 
 HTTP: Sequence[Family] = (
-    Family(
-        name="http_requests",
-        kind="counter",
-        text="HTTP calls by route and status; status `left`: the caller was gone before there was "
+    _counter(
+        "http_requests",
+        "HTTP calls by route and status; status `left`: the caller was gone before there was "
         "one; route `other`: none of ours.",
-        labels=("route", "method", "status"),
+        "route",
+        "method",
+        "status",
     ),
-    Family(
-        name="http_request_seconds",
-        kind="histogram",
-        text="From an HTTP call's headers to the end of its answer.",
-        labels=("route",),
-        bounds=LATENCY_S,
+    _histogram(
+        "http_request_seconds",
+        LATENCY_S,
+        "From an HTTP call's headers to the end of its answer.",
+        "route",
     ),
-    Family(
-        name="http_time_to_first_token_seconds",
-        kind="histogram",
-        text="From an HTTP call's headers to the first token of any of its outputs: reading the "
-        "body, templates, token ids and grammars included.",
-        labels=("route",),
-        bounds=LATENCY_S,
+    _histogram(
+        "http_time_to_first_token_seconds",
+        LATENCY_S,
+        "From an HTTP call's headers to the first token of any of its outputs: reading the body, "
+        "templates, token ids and grammars included.",
+        "route",
     ),
-    Family(
-        name="http_callers_left",
-        kind="counter",
-        text="Calls whose caller closed the connection before the answer was whole.",
-        labels=("route",),
+    _counter(
+        "http_callers_left",
+        "Calls whose caller closed the connection before the answer was whole.",
+        "route",
     ),
 )
 """What the API servers of one cluster know, all of them together."""
