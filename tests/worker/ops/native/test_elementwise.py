@@ -9,6 +9,8 @@ from torch import Tensor
 from tests.worker.ops.native.random_tensors import assert_near, random
 from tests.worker.ops.random_steps import RandomStep, make_step
 from worker.ops.cpu import CpuOperations
+from worker.ops.native.structs import Batch, pointer
+from worker.ops.native.team import as_array
 from worker.ops.reference import ReferenceOperations
 from worker.ops.table import HeadNorms, Operations
 
@@ -177,6 +179,27 @@ def test_a_rows_bits_depend_on_that_row_alone(
             assert ops.embedding(ids[row : row + 1], table, 0).equal(
                 other.embedding(ids, table, 0)[row : row + 1]
             )
+
+
+@fuzzed
+@given(rows=st.integers(1, 70), width=WIDTHS, wanted=st.lists(st.integers(0, 69), max_size=40))
+def test_what_follows_taken_rows_is_done_for_those_alone(
+    ops: CpuOperations, rows: int, width: int, wanted: list[int]
+) -> None:
+    x, weight = random(rows, width), random(width, seed=1)
+    index = torch.tensor([row % rows for row in wanted], dtype=torch.int64)
+    with ops.recording(max_rows=70) as recording:
+        taken = ops.take_rows(x, index)
+        normed = ops.rms_norm(taken, weight, 1e-5)
+    taken[:], normed[:] = -1, -1
+
+    batch = Batch(num_tokens=rows, num_wanted=len(wanted), wanted=pointer(index))
+    ops.team.run(as_array(recording.operations), batch)
+
+    assert taken[: len(wanted)].equal(x[index])
+    assert_near(normed[: len(wanted)], ORACLE.rms_norm(x[index], weight, 1e-5))
+    assert taken[len(wanted) :].eq(-1).all()
+    assert normed[len(wanted) :].eq(-1).all()
 
 
 def test_another_batch_than_the_one_begun_is_refused(ops: CpuOperations) -> None:

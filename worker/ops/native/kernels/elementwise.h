@@ -1,18 +1,22 @@
 // What is done to each row or head by itself: embedding, norms, rotation, activation.
+//
+// A row's sums are added up in an order that its width alone decides.
 
 namespace STOKER_LEVEL {
-
-// Rows that a thread takes at a time.
-constexpr int64_t kRowsAtOnce = 4;
 
 // Call `work(row)` for this thread's part of [0, rows).
 template <typename Work>
 STOKER_INLINE void for_rows(int64_t rows, const stoker::Share& share, Work work) {
-    for (int64_t piece; (piece = share.take()) * kRowsAtOnce < rows;) {
-        const int64_t first = piece * kRowsAtOnce;
-        const int64_t last = first + kRowsAtOnce < rows ? first + kRowsAtOnce : rows;
-        for (int64_t row = first; row < last; ++row) work(row);
+    for (stoker::Span span; share.take_some(rows, 16, span);) {
+        for (int64_t row = span.first; row < span.last; ++row) work(row);
     }
+}
+
+// kLanes values of a dense tensor from `index` on.
+STOKER_INLINE Floats load_values(const void* values, int32_t format, int64_t index) {
+    if (format == stoker::kFloat32) return load(static_cast<const float*>(values) + index);
+    const uint16_t* halves = static_cast<const uint16_t*>(values) + index;
+    return format == stoker::kBFloat16 ? load_bfloat16(halves) : load_float16(halves);
 }
 
 static void embedding(const stoker::Batch& batch, const stoker::EmbeddingArgs& args,
@@ -25,9 +29,12 @@ static void embedding(const stoker::Batch& batch, const stoker::EmbeddingArgs& a
         } else if (args.is_packed) {
             unpack_column(args.table, args.format, args.width, id, out);
         } else {
-            for (int64_t k = 0; k < args.width; ++k) {
-                out[k] = value_at(args.table, args.format, id * args.width + k);
+            const int64_t first = id * args.width;
+            int64_t i = 0;
+            for (; i + kLanes <= args.width; i += kLanes) {
+                store(out + i, load_values(args.table, args.format, first + i));
             }
+            for (; i < args.width; ++i) out[i] = value_at(args.table, args.format, first + i);
         }
     });
 }
@@ -40,20 +47,61 @@ static void take_rows(const stoker::Batch& batch, const stoker::TakeRowsArgs& ar
     });
 }
 
+// One over the root of the mean of squares of x; what `added` holds (or null) is added to x first.
+STOKER_INLINE float inverse_rms(float* x, const float* added, int64_t width, float eps) {
+    constexpr int64_t kChains = 4;
+    Floats sums[kChains] = {};
+    int64_t i = 0;
+    const auto add_up = [&](Floats& sum, int64_t at) {
+        Floats values = load(x + at);
+        if (added != nullptr) {
+            values += load(added + at);
+            store(x + at, values);
+        }
+        sum += values * values;
+    };
+    for (; i + kChains * kLanes <= width; i += kChains * kLanes) {
+        for (int64_t chain = 0; chain < kChains; ++chain) add_up(sums[chain], i + chain * kLanes);
+    }
+    for (; i + kLanes <= width; i += kLanes) add_up(sums[0], i);
+    if (i < width) {
+        Floats values = load_some(x + i, width - i);
+        if (added != nullptr) {
+            values += load_some(added + i, width - i);
+            store_some(x + i, values, width - i);
+        }
+        sums[1] += values * values;
+    }
+    const float squares = sum_lanes((sums[0] + sums[1]) + (sums[2] + sums[3]));
+    return 1.0f / __builtin_sqrtf(squares / float(width) + eps);
+}
+
+// out = x * factor * weight; out may be x.
+STOKER_INLINE void scale_row(const float* x, float factor, const float* weight, float* out,
+                             int64_t width) {
+    const Floats factors = splat(factor);
+    int64_t i = 0;
+    for (; i + kLanes <= width; i += kLanes) {
+        store(out + i, load(x + i) * factors * load(weight + i));
+    }
+    for (; i < width; ++i) out[i] = x[i] * factor * weight[i];
+}
+
 static void norm(const stoker::Batch& batch, const stoker::NormArgs& args,
                  const stoker::Share& share) {
     for_rows(batch.rows(args.rows), share, [&](int64_t row) {
-        float* residual = args.residual + row * args.width;
-        const float* x = args.x == nullptr ? nullptr : args.x + row * args.width;
-        float* out = args.out + row * args.width;
-        float squares = 0.0f;
-        for (int64_t i = 0; i < args.width; ++i) {
-            if (x != nullptr) residual[i] += x[i];
-            squares += residual[i] * residual[i];
-        }
-        const float factor = 1.0f / __builtin_sqrtf(squares / float(args.width) + args.eps);
-        for (int64_t i = 0; i < args.width; ++i) out[i] = residual[i] * factor * args.weight[i];
+        const int64_t start = row * args.width;
+        const float* x = args.x == nullptr ? nullptr : args.x + start;
+        const float factor = inverse_rms(args.residual + start, x, args.width, args.eps);
+        scale_row(args.residual + start, factor, args.weight, args.out + start, args.width);
     });
+}
+
+STOKER_INLINE Floats silu(Floats gate) {
+    // Where e^-gate would leave float32 the result is 0 to within 1e-36 anyway.
+    const Floats lowest = splat(-88.0f);
+    gate = gate < lowest ? lowest : gate;
+    return gate / (splat(1.0f) + exp(-gate));
 }
 
 static void activation(const stoker::Batch& batch, const stoker::ActivationArgs& args,
@@ -62,25 +110,31 @@ static void activation(const stoker::Batch& batch, const stoker::ActivationArgs&
         const float* gate = args.gate_up + row * 2 * args.columns;
         const float* up = gate + args.columns;
         float* out = args.out + row * args.columns;
-        for (int64_t i = 0; i < args.columns; ++i) {
-            out[i] = gate[i] / (1.0f + __builtin_expf(-gate[i])) * up[i];
+        int64_t i = 0;
+        for (; i + kLanes <= args.columns; i += kLanes) {
+            store(out + i, silu(load(gate + i)) * load(up + i));
+        }
+        if (const int64_t left = args.columns - i; left > 0) {
+            store_some(out + i, silu(load_some(gate + i, left)) * load_some(up + i, left), left);
         }
     });
 }
 
-STOKER_INLINE void norm_head(float* head, const float* weight, int64_t width, float eps) {
-    float squares = 0.0f;
-    for (int64_t i = 0; i < width; ++i) squares += head[i] * head[i];
-    const float factor = 1.0f / __builtin_sqrtf(squares / float(width) + eps);
-    for (int64_t i = 0; i < width; ++i) head[i] *= factor * weight[i];
-}
-
+// Each dimension of the first half with its partner of the second, by that pair's angle.
 STOKER_INLINE void rotate_head(float* head, const float* cos_sin, int64_t width) {
     const int64_t half = width / 2;
-    for (int64_t i = 0; i < half; ++i) {
-        const float first = head[i], second = head[i + half];
-        head[i] = first * cos_sin[i] - second * cos_sin[half + i];
-        head[i + half] = second * cos_sin[i] + first * cos_sin[half + i];
+    const float *cosines = cos_sin, *sines = cos_sin + half;
+    int64_t i = 0;
+    for (; i + kLanes <= half; i += kLanes) {
+        const Floats first = load(head + i), second = load(head + half + i);
+        const Floats cosine = load(cosines + i), sine = load(sines + i);
+        store(head + i, first * cosine - second * sine);
+        store(head + half + i, second * cosine + first * sine);
+    }
+    for (; i < half; ++i) {
+        const float first = head[i], second = head[half + i];
+        head[i] = first * cosines[i] - second * sines[i];
+        head[half + i] = second * cosines[i] + first * sines[i];
     }
 }
 
@@ -98,7 +152,10 @@ static void rotate(const stoker::Batch& batch, const stoker::RotateArgs& args,
         for (int64_t h = 0; h < shape.num_heads + shape.num_kv_heads; ++h) {
             float* head = heads + h * head_dim;
             const float* weight = h < shape.num_heads ? args.q_norm : args.k_norm;
-            if (weight != nullptr) norm_head(head, weight, head_dim, args.eps);
+            if (weight != nullptr) {
+                const float factor = inverse_rms(head, nullptr, head_dim, args.eps);
+                scale_row(head, factor, weight, head, head_dim);
+            }
             rotate_head(head, cos_sin, head_dim);
         }
         const int64_t cell = batch.cells[row];
