@@ -12,12 +12,19 @@ from stoker.bench.tables import markdown_table
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def header(seed: int | None = None) -> str:
-    """Machine, versions and commit, in one line."""
-    commit = subprocess.run(
+def commit() -> str:
+    """Of the working tree; `-dirty` where it has changes."""
+    found = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True
     ).stdout.strip()
-    parts = [f"torch {version('torch')}", f"commit {commit or 'unknown'}"]
+    return found or "unknown"
+
+
+def header(seed: int | None = None, *, with_commit: bool = True) -> str:
+    """Machine, versions and commit, in one line."""
+    parts = [f"torch {version('torch')}"]
+    if with_commit:
+        parts.append(f"commit {commit()}")
     if seed is not None:
         parts.append(f"seed {seed}")
     return machine_line(*parts)
