@@ -18,9 +18,12 @@ from uvicorn.server import ServerState
 from cluster.api.errors import BAD_REQUEST, HEADERS_TOO_LARGE, TIMED_OUT, ApiError
 from cluster.api.sse import CONNECTION, Connection
 from cluster.http_config import HttpConfig
+from cluster.logs import EventLog
 
 OVERHEAD_PER_BYTE = 16
 """Most bytes around one byte of a body: chunks of one byte have five or six."""
+
+_log = EventLog("api")
 
 REASONS = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large"}
 
@@ -219,6 +222,8 @@ class BoundedProtocol(HttpToolsProtocol):
         error = self._refusal or ApiError("this is not HTTP/1.1 as it should be", BAD_REQUEST)
         self._refusal = error
         self._unlimit_head()
+        where = self.client[0] if self.client else ""
+        _log.info("connection_refused", client=where, status=error.status, reason=error)
         if not self._is_answering:
             body = error.body()
             head = (

@@ -149,6 +149,26 @@ def test_a_head_that_does_not_come_is_given_up(rig: ApiRig, start: bytes) -> Non
     assert "read_timeout_s=0.5" in str(error["message"])
 
 
+@pytest.mark.parametrize(
+    ("sent", "status", "reason"),
+    [
+        (b"GET / HTTP/1.1\r\nX: " + b"x" * 5_000 + b"\r\n\r\n", 431, "max_header_bytes"),
+        (b"G", 408, "read_timeout_s=0.5"),
+        (b"\x16\x03\x01\x02\x00\x01", 400, "this is not HTTP/1.1"),
+    ],
+    ids=["large", "late", "not HTTP"],
+)
+def test_what_is_refused_before_it_is_a_call_is_logged_too(
+    rig: ApiRig, caplog: pytest.LogCaptureFixture, sent: bytes, status: int, reason: str
+) -> None:
+    with caplog.at_level("INFO", "stoker.api"), Raw(rig.url) as raw:
+        raw.send(sent)
+        error_of(raw.answer(), status)
+    (line,) = [line for line in caplog.messages if line.startswith("connection_refused")]
+    assert f"client=127.0.0.1 status={status}" in line
+    assert reason in line
+
+
 def test_a_second_head_that_does_not_come_is_given_up(rig: ApiRig) -> None:
     with Raw(rig.url) as raw:
         raw.send(head("/v1/models", method="GET"))

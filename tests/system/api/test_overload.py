@@ -31,6 +31,8 @@ NUM_PROMPT = 150
 PLACES = 8
 STEP_S, TOKEN_S = 0.02, 0.002
 LOAD_S = 60.0
+TICK_S = 0.01
+REFUSED_IN_S = 0.1
 CAPACITY = 1.9
 """Calls per second that eight places serve; the test says so itself."""
 
@@ -62,6 +64,8 @@ class Callers:
     def __init__(self, serving: Serving, seed: int) -> None:
         self._rng = random.Random(seed)
         self.calls: list[Call] = []
+        self.late_s: list[float] = []
+        """How late the callers' own loop was: on shared cores, what is not the server's doing."""
         self._http = httpx.AsyncClient(
             base_url=serving.base_url,
             headers={"Authorization": f"Bearer {serving.api_key}"},
@@ -99,10 +103,18 @@ class Callers:
 
     async def come_at_random(self, rate: float, for_s: float, until: float) -> None:
         end = time.monotonic() + for_s
+        ticking = asyncio.create_task(self._tick())
         async with asyncio.TaskGroup() as group:
             while time.monotonic() < end:
                 group.create_task(self.make(self.new_call(), until))
                 await asyncio.sleep(self._rng.expovariate(rate))
+        ticking.cancel()
+
+    async def _tick(self) -> None:
+        while True:
+            wanted = time.monotonic() + TICK_S
+            await asyncio.sleep(TICK_S)
+            self.late_s.append(time.monotonic() - wanted)
 
     async def post(self, body: dict[str, object]) -> httpx.Response:
         return await self._http.post("/v1/completions", json=body)
@@ -150,7 +162,7 @@ async def unloaded_s(callers: Callers) -> float:
 
 
 def test_a_minute_of_five_times_the_load(serving: Serving) -> None:
-    async def run() -> tuple[float, list[Call]]:
+    async def run() -> tuple[float, Callers]:
         quiet = Callers(serving, seed=1)
         alone_s = await unloaded_s(quiet)
         await quiet.close()
@@ -158,15 +170,17 @@ def test_a_minute_of_five_times_the_load(serving: Serving) -> None:
         until = time.monotonic() + 2 * LOAD_S
         await callers.come_at_random(5 * CAPACITY, LOAD_S, until)
         await callers.close()
-        return alone_s, callers.calls
+        return alone_s, callers
 
     before = memory_of(serving)
-    alone_s, calls = asyncio.run(run())
+    alone_s, callers = asyncio.run(run())
     with serving.http() as http:
         metrics = http.get("/metrics").text
 
+    calls = callers.calls
     accepted = [call.first_token_s for call in calls if call.first_token_s is not None]
-    refused = [seconds for call in calls for seconds in call.refused_s]
+    refused = statistics.quantiles([s for call in calls for s in call.refused_s], n=100)
+    late = statistics.quantiles(callers.late_s, n=100)
     came_back = [c for c in calls if len(c.told_s) + (c.first_token_s is not None) > 1]
     got_in = [c for c in came_back if len(c.told_s) == 1]
     figures = {
@@ -175,7 +189,8 @@ def test_a_minute_of_five_times_the_load(serving: Serving) -> None:
         "per second": len(accepted) / (2 * LOAD_S),
         "first token alone": alone_s,
         "first token p50, p90": statistics.quantiles(accepted, n=10)[4::4],
-        "refused in p50, p99": statistics.quantiles(refused, n=100)[49::49],
+        "refused in p50, p90, p99": [refused[49], refused[89], refused[98]],
+        "callers late by p50, p90, p99": [late[49], late[89], late[98]],
         "came back": len(came_back),
         "got in": len(got_in) / len(came_back),
         "told most": max(max(c.told_s, default=0) for c in calls),
@@ -183,7 +198,7 @@ def test_a_minute_of_five_times_the_load(serving: Serving) -> None:
     }
     print(figures)
     assert statistics.median(accepted) < 1.5 * alone_s, figures
-    assert statistics.median(refused) < 0.1, figures  # callers share these cores
+    assert refused[89] < REFUSED_IN_S + late[89], figures
     assert len(got_in) >= 0.9 * len(came_back), figures
     assert len(came_back) > 100, figures
     assert memory_of(serving) - before < 64 << 20, figures
