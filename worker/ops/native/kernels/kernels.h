@@ -142,6 +142,10 @@ struct Share {
         span.last = span.first + count < total ? span.first + count : total;
         return span.first < total;
     }
+    // Another thread's scratch: that of all threads lies in one piece of memory.
+    void* scratch_of(int other) const {
+        return static_cast<char*>(scratch) + (other - thread) * ptrdiff_t(scratch_bytes);
+    }
     // Wait until all threads are here. What they wrote before is then visible.
     void meet() const { meet_all(team); }
 };

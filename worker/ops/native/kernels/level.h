@@ -6,6 +6,8 @@
 #include "linear_int8.h"
 #include "formats.h"
 #include "kv_heads.h"
+#include "attention_tiles.h"
+#include "attention_plan.h"
 #include "attention.h"
 #include "elementwise.h"
 // clang-format on

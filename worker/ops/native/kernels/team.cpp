@@ -40,11 +40,8 @@ void wake_all(std::atomic<uint32_t>& word) {
 }  // namespace
 
 Team::Team(int num_threads, const std::vector<int>& cpus) : num_threads_(num_threads) {
-    for (int thread = 0; thread < num_threads; ++thread) {
-        auto* scratch = static_cast<char*>(std::aligned_alloc(4096, kScratchBytes));
-        if (scratch == nullptr) throw std::bad_alloc();
-        scratch_.push_back(scratch);
-    }
+    scratch_ = static_cast<char*>(std::aligned_alloc(4096, size_t(num_threads) * kScratchBytes));
+    if (scratch_ == nullptr) throw std::bad_alloc();
     for (int thread = 1; thread < num_threads; ++thread) {
         const int cpu = cpus.empty() ? -1 : cpus[size_t(thread - 1)];
         threads_.emplace_back([this, thread, cpu] { serve(thread, cpu); });
@@ -56,14 +53,14 @@ Team::~Team() {
     generation_.fetch_add(1);
     wake_all(generation_);
     for (auto& thread : threads_) thread.join();
-    for (char* scratch : scratch_) std::free(scratch);
+    std::free(scratch_);
 }
 
 Share Team::share_of(int thread) {
     return {thread,
             num_threads_,
             nullptr,
-            scratch_[size_t(thread)],
+            scratch_ + size_t(thread) * kScratchBytes,
             kScratchBytes,
             [](void* team) { static_cast<Team*>(team)->meet(); },
             this};

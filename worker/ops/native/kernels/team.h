@@ -42,7 +42,7 @@ private:
 
     const int num_threads_;
     std::vector<std::thread> threads_;
-    std::vector<char*> scratch_;
+    char* scratch_ = nullptr;  // of all threads, one after another
     Work work_ = nullptr;
     void* context_ = nullptr;
     Counters counters_[2] = {};
