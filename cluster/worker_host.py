@@ -6,6 +6,7 @@ computes (`Runner`) and nothing of who started it.
 
 import os
 import socket
+import time
 import traceback
 from collections.abc import Callable
 from typing import Protocol
@@ -37,6 +38,18 @@ LAST_WORDS_S = 2.0
 EXIT_DONE, EXIT_FAILED, EXIT_NO_ENGINE = 0, 1, 3
 
 
+LOOK_S = 0.0001
+"""While a device computes, how often its host looks for the next plan and for the end."""
+
+
+class Step(Protocol):
+    """What `worker.runner.LaunchedStep` does, as the host sees it."""
+
+    def is_done(self) -> bool: ...
+
+    def finish(self) -> StepResult | None: ...
+
+
 class Runner(Protocol):
     """What `worker.runner.ModelRunner` does, as the host sees it."""
 
@@ -48,7 +61,9 @@ class Runner(Protocol):
 
     def allocate(self, num_blocks: int) -> None: ...
 
-    def execute(self, plan: StepPlan) -> StepResult | None: ...
+    def can_begin(self, plan: StepPlan) -> bool: ...
+
+    def begin(self, plan: StepPlan) -> Step: ...
 
     def close(self) -> None: ...
 
@@ -134,15 +149,44 @@ class WorkerHost:
         )
 
     def _serve(self) -> None:
+        """Compute plan after plan. A device that computes by itself is given the next plan before
+        it has done with the last one, so that it never waits for its host."""
         assert self._runner is not None
+        running: Step | None = None
         while True:
-            plan = self._next()
-            if not isinstance(plan, StepPlan):
-                raise WireError(f"expected a plan, got {type(plan).__name__}")
+            plan = self._next_plan(running)
+            if running is not None and (plan is None or not self._runner.can_begin(plan)):
+                self._answer(running)
+                running = None
+            if plan is None:
+                continue
             self._step = plan.step
-            result = self._runner.execute(plan)
-            if result is not None:
-                self._send(result)
+            following = self._runner.begin(plan)
+            if running is not None:
+                self._answer(running)
+            running = following
+
+    def _next_plan(self, running: Step | None) -> StepPlan | None:
+        """The next plan, however long it takes; None if `running` is done before it comes."""
+        if running is None:
+            plan = self._next()
+        else:
+            frame = None
+            while frame is None:
+                if running.is_done():
+                    return None
+                frame = self._link.take()
+                if frame is None:
+                    time.sleep(LOOK_S)
+            plan = self._decode(frame)
+        if not isinstance(plan, StepPlan):
+            raise WireError(f"expected a plan, got {type(plan).__name__}")
+        return plan
+
+    def _answer(self, step: Step) -> None:
+        result = step.finish()
+        if result is not None:
+            self._send(result)
 
     def _next(self) -> FromEngine:
         """The engine's next message, however long it takes.
@@ -153,6 +197,9 @@ class WorkerHost:
         """
         frame = self._link.receive(timeout_s=None)
         assert frame is not None
+        return self._decode(frame)
+
+    def _decode(self, frame: bytes) -> FromEngine:
         message = FROM_ENGINE.decode(frame)
         if isinstance(message, Stop | Refusal):
             raise EngineSaidStop(message.message)

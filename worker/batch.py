@@ -18,6 +18,9 @@ from scheduler.plan import Admission, StepPlan
 from worker.errors import ProtocolError
 from worker.ops.table import BatchInputs
 
+ON_ITS_WAY = -1
+"""In the token log: sampled on the device, and not read yet."""
+
 
 @dataclass(frozen=True, slots=True)
 class Slices:
@@ -41,6 +44,16 @@ class Slices:
         return self.start + self.count
 
 
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """Tokens that a step samples, one per row."""
+
+    slot: Int32Array
+    position: Int32Array
+    admission: Int32Array
+    """Which sequence of the slot"""
+
+
 class SlotTable:
     """Running sequences by slot, equal to the core's table as of the last plan."""
 
@@ -56,6 +69,8 @@ class SlotTable:
         self._num_computed: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)
         self._num_known: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)
         """Tokens that the log holds, or that precede the first one it needed to hold."""
+        self._num_admissions: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)
+        """Of each slot so far: tells its sequences apart."""
         self._epoch: int | None = None
         self._step = 0
 
@@ -76,11 +91,17 @@ class SlotTable:
         self._append_blocks(plan.block_slot, plan.block)
         return self._take_slices(plan)
 
-    def record(self, slices: Slices, sampled: npt.NDArray[np.int64]) -> None:
-        """Append the sampled tokens, in the order of the slices that sample."""
+    def expect(self, slices: Slices) -> "Expected":
+        """Note that one more token of each slice that samples is on its way."""
         slot, stop = slices.slot[slices.samples], slices.stop[slices.samples]
-        self.tokens[slot, stop] = sampled
+        self.tokens[slot, stop] = ON_ITS_WAY
         self._num_known[slot] = stop + 1
+        return Expected(slot, stop, self._num_admissions[slot])
+
+    def record(self, expected: "Expected", sampled: npt.NDArray[np.int64]) -> None:
+        """Write the tokens into the log, but not where another sequence has the slot by now."""
+        is_same = self._num_admissions[expected.slot] == expected.admission
+        self.tokens[expected.slot[is_same], expected.position[is_same]] = sampled[is_same]
 
     def inputs(self, slices: Slices) -> BatchInputs:
         """The step's tensors, on the CPU."""
@@ -141,6 +162,7 @@ class SlotTable:
         self.blocks.assign(slot, blocks)
         self.tokens[slot, : len(admission.history)] = admission.history
         self._is_held[slot] = True
+        self._num_admissions[slot] += 1
         self._num_computed[slot] = admission.num_cached
         self._num_known[slot] = admission.num_cached
 

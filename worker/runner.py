@@ -10,14 +10,16 @@ import torch
 from torch import Tensor
 
 from kvcache.geometry import KVGeometry, blocks_for
+from scheduler.arrays import Int32Array
 from scheduler.plan import FailedSlice, LogprobRows, StepPlan, StepResult
 from worker import logprobs
-from worker.batch import Slices, SlotTable
+from worker.batch import ON_ITS_WAY, Expected, Slices, SlotTable
 from worker.config import RunnerConfig
 from worker.errors import ModelError
 from worker.grammar import tokenizer_of
 from worker.graphs import CudaCapture, DecodeGraphs, graph_sizes
 from worker.guide import Guide
+from worker.host_copy import HostCopy, to_device
 from worker.kv_store import KVStore
 from worker.memory import Capacity, measure_memory, num_blocks_for
 from worker.models.decoder import Decoder
@@ -29,7 +31,7 @@ from worker.ops.cpu_program import StepProgram
 from worker.ops.table import BatchInputs, Operations
 from worker.parallel import Communicator
 from worker.prompt_scores import PromptScores
-from worker.sampler import Sampler
+from worker.sampler import Sampler, check_logits
 from worker.shards import deal_shards
 from worker.weights import Checkpoint
 
@@ -72,6 +74,12 @@ class ModelRunner:
         self._table: SlotTable | None = None
         self._graphs: DecodeGraphs | None = None
         self._program: StepProgram | None = None
+        self._last_tokens: Tensor | None = None
+        """By slot, the last sampled token: a GPU goes on with it before the host knows it."""
+        if self._runs_ahead:
+            self._last_tokens = torch.zeros(
+                config.max_num_seqs, dtype=torch.int64, device=self._device
+            )
         self._scores = PromptScores(config.max_num_seqs)
         self._forwarded_at = 0.0
         self._sampler: Sampler | None = None
@@ -131,34 +139,44 @@ class ModelRunner:
             self._graphs = self._make_graphs(self._store.layers)
             self._graphs.record()
 
-    @torch.inference_mode()
     def execute(self, plan: StepPlan) -> StepResult | None:
-        """Compute one step; rank 0 returns the result.
+        """`begin` and `LaunchedStep.finish` at once."""
+        return self.begin(plan).finish()
+
+    def can_begin(self, plan: StepPlan) -> bool:
+        """Whether `plan` may begin before the step before it has been finished: no sequence in it
+        needs its last token for more than computing."""
+        if self._sampler is None:
+            return True
+        count = plan.count if len(plan.count) else 1
+        return not self._sampler.needs_history(plan.slot, plan.start + count)
+
+    @torch.inference_mode()
+    def begin(self, plan: StepPlan) -> "LaunchedStep":
+        """Compute one step on a CPU; on a GPU, launch it and wait for nothing.
 
         Raises:
             ProtocolError: the plan does not follow the last one. Nothing was computed, and the
                 group must be restarted, as after any other error.
         """
-        begin = self._forwarded_at = time.perf_counter()
-        assert self._table is not None, "allocate comes before execute"
+        began = self._forwarded_at = time.perf_counter()
+        assert self._table is not None, "allocate comes before begin"
         self._communicator.start_step(plan.step)
         slices = self._table.apply(plan)
         self._begin_and_end_sequences(plan)
-        sampled = np.empty(0, dtype=np.int64)
         parts = _Parts([], {})
+        tokens = None
         if slices.num_tokens:
-            sampled = self._compute(slices, parts)
-            self._table.record(slices, sampled)
-        if self._config.rank != 0:
-            return None
-        return StepResult(
-            epoch=plan.epoch,
-            step=plan.step,
-            token=sampled.astype(np.int32),
-            logprobs=logprobs.joined(parts.logprobs),
-            failed=tuple(FailedSlice(row=row, message=m) for row, m in parts.failed.items()),
-            compute_s=time.perf_counter() - begin,
-            forward_s=self._forwarded_at - begin,
+            tokens = self._compute(slices, parts)
+        return LaunchedStep(
+            plan,
+            self._table,
+            self._table.expect(slices),
+            None if tokens is None else HostCopy(tokens),
+            parts,
+            is_first_rank=self._config.rank == 0,
+            began=began,
+            forward_s=self._forwarded_at - began,
         )
 
     def close(self) -> None:
@@ -181,8 +199,8 @@ class ModelRunner:
             if self._sampler is not None:
                 self._sampler.admit(admission)
 
-    def _compute(self, slices: Slices, parts: "_Parts") -> npt.NDArray[np.int64]:
-        """Tokens of the slices that sample. On rank 0, adds to `parts`."""
+    def _compute(self, slices: Slices, parts: "_Parts") -> Tensor | None:
+        """[R] int64 tokens of the slices that sample, if any. On rank 0, adds to `parts`."""
         assert self._table is not None
         if self._sampler is not None:
             rows = np.flatnonzero(slices.samples)
@@ -193,16 +211,19 @@ class ModelRunner:
         self._forwarded_at = time.perf_counter()
         parts.logprobs += self._score_prompts(slices, hidden[len(sampling) :])
         if not len(sampling):
-            return np.empty(0, dtype=np.int64)
-        tokens = self._sample(slices, hidden[: len(sampling)], parts)
-        return self._communicator.broadcast(tokens).cpu().numpy()
+            return None
+        tokens = self._communicator.broadcast(self._sample(slices, hidden[: len(sampling)], parts))
+        if self._last_tokens is not None:
+            slots = to_device(torch.from_numpy(slices.slot[slices.samples]), self._device)
+            self._last_tokens.index_copy_(0, slots.long(), tokens)
+        return tokens
 
     def _forward(self, slices: Slices, rows: npt.NDArray[np.int64]) -> Tensor:
         """Hidden states of some of the step's tokens, [len(rows), hidden]."""
         assert self._decoder is not None
         assert self._store is not None
         assert self._table is not None
-        batch = _on_device(self._table.inputs(slices), self._device)
+        batch = self._on_device(self._table.inputs(slices), slices)
         if self._program is not None:
             return self._program.run(batch, torch.from_numpy(rows))
         is_every_token = len(rows) == batch.num_tokens == len(slices.slot)
@@ -210,8 +231,20 @@ class ModelRunner:
             hidden = self._graphs.run(batch)
             if hidden is not None:
                 return hidden
-        index = None if is_every_token else torch.from_numpy(rows).to(self._device)
+        index = None if is_every_token else to_device(torch.from_numpy(rows), self._device)
         return self._launch(batch, self._store.layers, index)
+
+    def _on_device(self, batch: BatchInputs, slices: Slices) -> BatchInputs:
+        """With the tokens that the device sampled last where the host has not read them yet."""
+        moved = batch_on_device(batch, self._device)
+        last = slices.offsets[1:] - 1
+        is_late = batch.token_ids.numpy()[last] == ON_ITS_WAY
+        if is_late.any():
+            assert self._last_tokens is not None, "a step begins before the last one is finished"
+            rows = to_device(torch.from_numpy(last[is_late]).long(), self._device)
+            slots = to_device(torch.from_numpy(slices.slot[is_late]).long(), self._device)
+            moved.token_ids.index_copy_(0, rows, self._last_tokens.index_select(0, slots))
+        return moved
 
     def _launch(self, batch: BatchInputs, layers: Sequence[Tensor], rows: Tensor | None) -> Tensor:
         assert self._decoder is not None
@@ -231,6 +264,8 @@ class ModelRunner:
         if chosen.logprobs is not None:
             parts.logprobs.append(chosen.logprobs)
         parts.failed.update({int(rows[row]): why for row, why in chosen.failed.items()})
+        if chosen.unchecked is not None:
+            parts.unchecked = (HostCopy(chosen.unchecked), slices.slot[rows])
         return chosen.token
 
     def _score_prompts(self, slices: Slices, hidden: Tensor) -> list[LogprobRows]:
@@ -259,6 +294,10 @@ class ModelRunner:
         """[R, vocab_size] float32 on rank 0, None elsewhere."""
         assert self._decoder is not None
         return self._communicator.gather_columns(self._decoder.logits(hidden), self._vocab_widths)
+
+    @property
+    def _runs_ahead(self) -> bool:
+        return self._device.type == "cuda"
 
     @property
     def _uses_graphs(self) -> bool:
@@ -301,7 +340,7 @@ class ModelRunner:
         num_slices = min(config.max_num_seqs, config.max_num_batched_tokens)
         longest = min(config.max_num_batched_tokens - num_slices + 1, self.max_model_len)
         batch = _profile_batch(longest, num_slices, config.block_size, self.max_model_len)
-        batch = _on_device(batch, self._device)
+        batch = batch_on_device(batch, self._device)
         shape = self._decoder.shape
         num_blocks = blocks_for(longest, config.block_size)
         layer = (2, num_blocks, config.block_size, shape.num_kv_heads, shape.head_dim)
@@ -327,6 +366,59 @@ class _Parts:
     logprobs: list[LogprobRows]
     failed: dict[int, str]
     """Why sequences cannot go on, by slice"""
+    unchecked: tuple[HostCopy, Int32Array] | None = None
+    """Each row's largest logit, and its slot"""
+
+
+class LaunchedStep:
+    """A step that the device computes, or has computed. Finished in the order of their begin."""
+
+    def __init__(
+        self,
+        plan: StepPlan,
+        table: SlotTable,
+        expected: Expected,
+        tokens: HostCopy | None,
+        parts: _Parts,
+        *,
+        is_first_rank: bool,
+        began: float,
+        forward_s: float,
+    ) -> None:
+        self._plan, self._table, self._expected = plan, table, expected
+        self._tokens, self._parts = tokens, parts
+        self._is_first_rank = is_first_rank
+        self._began, self._forward_s = began, forward_s
+
+    def is_done(self) -> bool:
+        """Whether `finish` would not wait."""
+        return self._tokens is None or self._tokens.is_here()
+
+    def finish(self) -> StepResult | None:
+        """Wait for the tokens and take them in; rank 0 returns the result.
+
+        Raises:
+            BadLogits: no token can be sampled from what the model gave.
+        """
+        parts = self._parts
+        sampled = np.empty(0, dtype=np.int64)
+        if self._tokens is not None:
+            sampled = self._tokens.read().numpy()
+            self._table.record(self._expected, sampled)
+        if parts.unchecked is not None:
+            best, slots = parts.unchecked
+            check_logits(best.read(), slots)
+        if not self._is_first_rank:
+            return None
+        return StepResult(
+            epoch=self._plan.epoch,
+            step=self._plan.step,
+            token=sampled.astype(np.int32),
+            logprobs=logprobs.joined(parts.logprobs),
+            failed=tuple(FailedSlice(row=row, message=m) for row, m in parts.failed.items()),
+            compute_s=time.perf_counter() - self._began,
+            forward_s=self._forward_s,
+        )
 
 
 def choose_dtype(wanted: str, checkpoint: str) -> torch.dtype:
@@ -375,12 +467,13 @@ def _profile_batch(
     )
 
 
-def _on_device(batch: BatchInputs, device: torch.device) -> BatchInputs:
+def batch_on_device(batch: BatchInputs, device: torch.device) -> BatchInputs:
+    """Every tensor of it; nothing waits."""
     if device.type == "cpu":
         return batch
 
     def moved(tensor: Tensor) -> Tensor:
-        return tensor.pin_memory().to(device, non_blocking=True)
+        return to_device(tensor, device)
 
     return BatchInputs(
         token_ids=moved(batch.token_ids),

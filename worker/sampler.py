@@ -24,6 +24,7 @@ from worker.chance import uniform
 from worker.edits import SequenceEdits, edit, fallback
 from worker.filters import Filters, survivors
 from worker.guide import Guide
+from worker.host_copy import to_device
 from worker.ranking import LARGEST, BadLogits, leaders
 
 NO_LOGPROBS = -1
@@ -56,6 +57,8 @@ class SampledRows:
     """Of the tokens whose sequences asked, by row"""
     failed: dict[int, str]
     """Why sequences cannot go on, by row of the logits; their tokens mean nothing"""
+    unchecked: Tensor | None = None
+    """[R] each row's largest logit, for `check_logits`, if they are still on another device"""
 
 
 class Sampler:
@@ -121,6 +124,10 @@ class Sampler:
         if self._guide is not None:
             self._guide.release(slot)
 
+    def needs_history(self, slots: Int32Array, positions: Int32Array) -> bool:
+        """Whether a token at one of these positions depends on more of the past than the logits."""
+        return bool((positions < self._edited_until[slots]).any())
+
     @property
     def num_edited(self) -> int:
         """Admitted sequences of which something is kept beyond the columns."""
@@ -160,11 +167,15 @@ class Sampler:
         assert logits.shape == (len(slots), self._vocab_size), f"logits are {logits.shape}"
         assert bool(self._is_held[slots].all()), f"some of slots {slots} are not admitted"
         is_edited = positions < self._edited_until[slots]
+        unchecked = None
         if not is_edited.any():
             best, token = self._choose(logits, slots, positions)
-            self._check(best, slots)
+            if self._device.type == "cpu":
+                check_logits(best, slots)
+            else:
+                unchecked = best
         else:
-            self._check(logits.amax(dim=-1), slots)
+            check_logits(logits.amax(dim=-1), slots)
             token = torch.empty(len(slots), dtype=torch.int64, device=logits.device)
             plain, edited = np.flatnonzero(~is_edited), np.flatnonzero(is_edited)
             if len(plain):
@@ -178,15 +189,8 @@ class Sampler:
         rows = np.arange(len(slots), dtype=np.int32) if rows is None else rows
         failed = {} if self._guide is None else self._guide.failures(slots.tolist())
         return SampledRows(
-            token, self._score(logits, token, slots, positions, rows, failed), failed
+            token, self._score(logits, token, slots, positions, rows, failed), failed, unchecked
         )
-
-    def _check(self, best: Tensor, slots: Int32Array) -> None:
-        """Refuse rows whose largest logit says that they cannot be sampled from."""
-        values = best.cpu().numpy()
-        is_bad = ~(np.abs(values) < LARGEST) & ~np.isneginf(values)
-        if is_bad.any():
-            raise BadLogits(tuple(slots[is_bad].tolist()), tuple(values[is_bad].tolist()))
 
     def _choose_edited(
         self, logits: Tensor, slots: Int32Array, positions: Int32Array, history: Int32Array
@@ -198,7 +202,7 @@ class Sampler:
         if self._guide is not None:
             self._guide.mask(edited, slots.tolist())
         best, token = self._choose(edited, slots, positions)
-        self._check(best, slots)
+        check_logits(best, slots)
         for row in torch.isneginf(best).nonzero()[:, 0].tolist():
             if sequences[row].is_guided:
                 assert self._guide is not None
@@ -268,7 +272,7 @@ class Sampler:
         )
 
     def _on_device(self, column: npt.NDArray[np.int64] | npt.NDArray[np.float64]) -> Tensor:
-        return torch.from_numpy(column).to(self._device)
+        return to_device(torch.from_numpy(column), self._device)
 
     def _score(
         self,
@@ -292,6 +296,18 @@ class Sampler:
             int32(rows[asking]),
             int32(positions[asking]),
         )
+
+
+def check_logits(best: Tensor, slots: Int32Array) -> None:
+    """Refuse rows whose largest logit says that they cannot be sampled from.
+
+    Raises:
+        BadLogits: names them.
+    """
+    values = best.cpu().numpy()
+    is_bad = ~(np.abs(values) < LARGEST) & ~np.isneginf(values)
+    if is_bad.any():
+        raise BadLogits(tuple(slots[is_bad].tolist()), tuple(values[is_bad].tolist()))
 
 
 def first_above(weights: Tensor, number: Tensor) -> Tensor:

@@ -45,6 +45,26 @@ class Script:
     released: threading.Event = field(default_factory=threading.Event)
     """Ends a hang."""
     plans: list[StepPlan] = field(default_factory=list)
+    done: dict[int, threading.Event] = field(default_factory=dict)
+    """By step: until then a device computes it, and its host is free."""
+    alone: tuple[int, ...] = ()
+    """Steps that may begin only when the one before is finished."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptedStep:
+    """Computed when it began, or answered only when the test lets it."""
+
+    result: StepResult | None
+    done: threading.Event | None = None
+
+    def is_done(self) -> bool:
+        return self.done is None or self.done.is_set()
+
+    def finish(self) -> StepResult | None:
+        if self.done is not None:
+            assert self.done.wait(20)
+        return self.result
 
 
 class ScriptedRunner:
@@ -75,7 +95,13 @@ class ScriptedRunner:
     def allocate(self, num_blocks: int) -> None:
         assert num_blocks <= self._script.num_blocks
 
-    def execute(self, plan: StepPlan) -> StepResult | None:
+    def can_begin(self, plan: StepPlan) -> bool:
+        return plan.step not in self._script.alone
+
+    def begin(self, plan: StepPlan) -> ScriptedStep:
+        return ScriptedStep(self._execute(plan), self._script.done.get(plan.step))
+
+    def _execute(self, plan: StepPlan) -> StepResult | None:
         script = self._script
         script.plans.append(plan)
         num_tokens = int(plan.count.sum()) if len(plan.count) else len(plan.slot)

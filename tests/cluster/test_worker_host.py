@@ -1,7 +1,8 @@
 """One rank's host, seen from the engine's side of its socket."""
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -93,6 +94,13 @@ def engine(tmp_path: Path) -> Iterator[Engine]:
         assert engine.ended() is not None
 
 
+def wait_until(is_so: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20.0
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
 def make_plan(step: int, slots: int = 2) -> StepPlan:
     return StepPlan(epoch=1, step=step, slot=int32(range(slots)), start=int32([step] * slots))
 
@@ -118,6 +126,37 @@ def test_rank_0_answers_each_plan_once_and_in_order(engine: Engine) -> None:
     assert [(r.step, r.token.tolist()) for r in results if isinstance(r, StepResult)] == [
         (step, [token_at(step + 1)] * 2) for step in (1, 2, 3)
     ]
+
+
+def test_the_next_plan_begins_while_a_device_computes(engine: Engine) -> None:
+    script = engine.script
+    script.done = {step: threading.Event() for step in (1, 2)}
+    engine.bring_up()
+    engine.tell(make_plan(1))
+    engine.tell(make_plan(2))
+    wait_until(lambda: len(script.plans) == 2)  # while step 1 is not done
+    script.done[1].set()
+    first = engine.hear()
+    script.done[2].set()
+    second = engine.hear()
+
+    assert isinstance(first, StepResult)
+    assert isinstance(second, StepResult)
+    assert (first.step, second.step) == (1, 2)
+
+
+def test_a_plan_that_needs_the_last_tokens_waits_for_them(engine: Engine) -> None:
+    script = engine.script
+    script.done = {1: threading.Event()}
+    script.alone = (2,)
+    engine.bring_up()
+    engine.tell(make_plan(1))
+    wait_until(lambda: len(script.plans) == 1)
+    engine.tell(make_plan(2))
+    script.done[1].set()
+    answers = [engine.hear(), engine.hear()]
+
+    assert [a.step for a in answers if isinstance(a, StepResult)] == [1, 2]
 
 
 def test_other_ranks_compute_and_say_nothing(engine: Engine) -> None:

@@ -13,7 +13,7 @@ from scheduler.plan import StepPlan, StepResult
 from worker.config import RunnerConfig
 from worker.memory import Capacity
 from worker.parallel import SingleRank
-from worker.runner import ModelRunner
+from worker.runner import LaunchedStep, ModelRunner
 
 Answer = TypeVar("Answer")
 
@@ -109,7 +109,15 @@ class WorkerGroup:
         return capacity
 
     def execute(self, plan: StepPlan) -> StepResult:
-        first, *others = self._together(lambda runner: runner.execute(plan))
+        return self.finish(self.begin(plan))
+
+    def begin(self, plan: StepPlan) -> list[LaunchedStep]:
+        """What each rank has launched."""
+        return self._together(lambda runner: runner.begin(plan))
+
+    @staticmethod
+    def finish(steps: list[LaunchedStep]) -> StepResult:
+        first, *others = [step.finish() for step in steps]
         assert others == [None] * len(others)
         assert first is not None
         return first

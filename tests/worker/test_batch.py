@@ -47,7 +47,7 @@ def begun() -> SlotTable:
             token=[10, 11, 12, 13, 14],
         )
     )
-    table.record(slices, np.array([70]))
+    table.record(table.expect(slices), np.array([70]))
     return table
 
 
@@ -135,7 +135,7 @@ def test_a_slice_may_end_with_the_sampled_token() -> None:
     slices = table.apply(
         plan(step=2, slot=[2], start=[5], count=[2], given=[2], token=[70, 71], samples=(True,))
     )
-    table.record(slices, np.array([72]))
+    table.record(table.expect(slices), np.array([72]))
     following = table.apply(plan(step=3, slot=[2], start=[7]))
 
     assert table.inputs(following).token_ids.tolist() == [72]
@@ -153,7 +153,7 @@ def test_sampling_at_the_end_of_the_context_has_room_for_its_token() -> None:
             token=[1, 2, 3, 4],
         )
     )
-    table.record(slices, np.array([5]))
+    table.record(table.expect(slices), np.array([5]))
 
     assert table.tokens[0].tolist() == [1, 2, 3, 4, 5]
 
@@ -280,7 +280,7 @@ def test_a_large_random_run_matches_a_plain_list_of_tokens() -> None:
         )
         assert batch.cells.tolist() == own_cells.tolist()
         sampled = rng.integers(0, 1000, int(slices.samples.sum()))
-        table.record(slices, sampled)
+        table.record(table.expect(slices), sampled)
         append_sampled(texts, slices, sampled.tolist())
         computed.update(zip(slots, slices.stop.tolist(), strict=True))
 

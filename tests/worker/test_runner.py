@@ -13,7 +13,9 @@ from scheduler.sampling import SamplingParams
 from tests.worker.groups import WorkerGroup
 from tests.worker.plans import Driven, PlanDriver
 from tests.worker.tiny_models import MODELS, VOCAB_SIZE, oracle_logits, save_model
+from worker.batch import ON_ITS_WAY
 from worker.errors import ModelError, ProtocolError
+from worker.runner import ModelRunner
 
 TOLERANCE = 1e-3
 """Of logits and log-probabilities, which here have magnitudes of 1 to 10; float32 sums in
@@ -66,6 +68,64 @@ def generate(
                 left -= count
         results.append(run_step(group, driver, slices))
     return results
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_step_that_begins_before_the_last_one_is_finished_goes_on_with_its_tokens(
+    tp: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ModelRunner, "_runs_ahead", True)
+    model, folder = save_model("llama", tmp_path)
+    with WorkerGroup(folder, tp=tp) as group:
+        driver = make_driver(group)
+        sequences = [driver.admit(random_prompt(length, seed=length)) for length in (5, 30)]
+        plan = driver.plan([(sequence, len(sequence.prompt)) for sequence in sequences])
+        running = group.begin(plan)
+        for _ in range(8):
+            for sequence in sequences:
+                sequence.output.append(ON_ITS_WAY)
+            plan = driver.plan([(sequence, 1) for sequence in sequences])
+            assert all(runner.can_begin(plan) for runner in group.runners)
+            following = group.begin(plan)
+            result = group.finish(running)
+            for sequence, token in zip(sequences, result.token.tolist(), strict=True):
+                sequence.output[-1] = token
+            running = following
+        group.finish(running)
+
+    for sequence in sequences:
+        assert_greedy(model, sequence)
+
+
+def test_a_token_that_comes_late_is_not_written_over_the_next_sequence_of_its_slot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ModelRunner, "_runs_ahead", True)
+    model, folder = save_model("llama", tmp_path)
+    with WorkerGroup(folder, max_num_seqs=1) as group:
+        driver = make_driver(group)
+        first = driver.admit(random_prompt(4, seed=1))
+        running = group.begin(driver.plan([(first, 4)]))
+        driver.release(first)
+        second = driver.admit(random_prompt(9, seed=2))
+        following = group.begin(driver.plan([(second, 9)]))
+        group.finish(running)
+        second.output.append(int(group.finish(following).token[0]))
+        generate(group, driver, [second], tokens=4, budget=8)
+
+    assert_greedy(model, second)
+
+
+def test_a_sequence_with_penalties_waits_for_its_last_token(tmp_path: Path) -> None:
+    _, folder = save_model("llama", tmp_path)
+    with WorkerGroup(folder) as group:
+        driver = make_driver(group)
+        asking = SamplingParams(temperature=0.0, max_tokens=None, presence_penalty=0.5)
+        sequence = driver.admit(random_prompt(4, seed=1), asking)
+        run_step(group, driver, [(sequence, 4)])
+        plan = driver.plan([(sequence, 1)])
+
+        assert not group.runners[0].can_begin(plan)
 
 
 def assert_greedy(model: PreTrainedModel, sequence: Driven) -> None:
