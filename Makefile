@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip
 STAMP := .venv/.stoker-set-up
 MODEL := $(MODELS)/smollm2-135m-instruct
 PACKAGES := kvcache scheduler worker cluster stoker
-NATIVE := $(wildcard worker/ops/native/*.cpp worker/ops/native/kernels/*.cpp worker/ops/native/kernels/*.h)
+NATIVE := $(wildcard kvcache/native/*.cpp worker/ops/native/*.cpp worker/ops/native/kernels/*.cpp worker/ops/native/kernels/*.h)
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
@@ -63,7 +63,7 @@ lock: $(STAMP)  ## write requirements.lock anew, from what is installed
 
 clean:  ## remove what set-up and tests made, but not the models
 	rm -rf .venv build *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
-	rm -f worker/ops/native/*.so
+	rm -f kvcache/native/*.so worker/ops/native/*.so
 	find $(PACKAGES) tests bench scripts -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 clean-all: clean  ## remove the models in this folder too

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from kvcache.pool import BlockPool
 from kvcache.prefix import PrefixIndex
-from kvcache.table import BlockTables, Int32Array
+from kvcache.table import BlockTables, IndexArray, Int32Array
 
 
 class KVCache:
@@ -82,7 +82,7 @@ class KVCache:
         self.tables.assign(slot, blocks)
         return blocks
 
-    def extend(self, slots: Int32Array) -> list[int]:
+    def extend(self, slots: IndexArray) -> list[int]:
         """Append one new block to each slot's table.
 
         Raises:
@@ -99,7 +99,7 @@ class KVCache:
             blocks = self.tables.rows[slot, first : first + len(keys)].tolist()
             self.index.add(keys, blocks)
 
-    def commit_each(self, slots: Int32Array, indices: Int32Array, keys: Sequence[bytes]) -> None:
+    def commit_each(self, slots: IndexArray, indices: Int32Array, keys: Sequence[bytes]) -> None:
         """Block `indices[i]` of `slots[i]` holds the prefix `keys[i]`."""
         self.index.add(keys, self.tables.rows[slots, indices].tolist())
 

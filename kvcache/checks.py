@@ -19,12 +19,15 @@ def check_cache(cache: KVCache) -> None:
         held.update(row)
     for _, blocks in cache.limbo():
         held.update(blocks)
-    idle = set(pool._idle)
+    idle = set(pool.idle())
+    assert len(idle) == pool.num_idle, "a block idles twice"
     for block in range(pool.num_blocks):
         assert pool.holders(block) == held[block], (
             f"block {block} has {pool.holders(block)} holders, tables and limbo say {held[block]}"
         )
         assert (block in idle) == (held[block] == 0), f"block {block} idle but held, or not"
+    for block in pool.idle()[: len(pool._blank)]:
+        assert not index.holds(block), f"block {block} is reusable, but among those that are not"
     assert len(index._block_by_key) == len(index._key_by_block), "index maps differ in size"
     for key, block in index._block_by_key.items():
         assert index._key_by_block[block] == key, f"block {block} has two keys"

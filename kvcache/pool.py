@@ -22,11 +22,18 @@ class BlockPool:
             raise ValueError(f"num_blocks must be at least 1, got {num_blocks}")
         self.num_blocks = num_blocks
         self._holders = [0] * num_blocks
-        self._idle: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._blank = list(range(num_blocks - 1, -1, -1))
+        """Idle ones that hold nothing reusable; the last one is the next to go."""
+        self._reusable: OrderedDict[int, None] = OrderedDict()
+        """Idle ones that do, longest idle first."""
 
     @property
     def num_idle(self) -> int:
-        return len(self._idle)
+        return len(self._blank) + len(self._reusable)
+
+    def idle(self) -> list[int]:
+        """In the order of their reuse."""
+        return [*reversed(self._blank), *self._reusable]
 
     def holders(self, block: int) -> int:
         return self._holders[block]
@@ -37,10 +44,13 @@ class BlockPool:
         Raises:
             OutOfBlocks: fewer than `count` are idle; nothing was taken.
         """
-        if count > len(self._idle):
+        if count > self.num_idle:
             raise OutOfBlocks(wanted=count, idle=self.num_idle, total=self.num_blocks)
-        pop = self._idle.popitem
-        blocks = [pop(last=False)[0] for _ in range(count)]
+        kept = max(0, len(self._blank) - count)
+        blocks = self._blank[kept:][::-1]
+        del self._blank[kept:]
+        pop = self._reusable.popitem
+        blocks += [pop(last=False)[0] for _ in range(count - len(blocks))]
         for block in blocks:
             self._holders[block] = 1
         return blocks
@@ -48,7 +58,8 @@ class BlockPool:
     def share(self, blocks: Iterable[int]) -> None:
         """Add one holder to each block; an idle block (a prefix hit) is idle no more."""
         for block in blocks:
-            self._idle.pop(block, None)
+            if self._holders[block] == 0:
+                del self._reusable[block]
             self._holders[block] += 1
 
     def give_back(self, blocks: Sequence[int], is_reusable: Callable[[int], bool]) -> None:
@@ -61,6 +72,7 @@ class BlockPool:
             assert self._holders[block] > 0, f"block {block} given back but not held"
             self._holders[block] -= 1
             if self._holders[block] == 0:
-                self._idle[block] = None
-                if not is_reusable(block):
-                    self._idle.move_to_end(block, last=False)
+                if is_reusable(block):
+                    self._reusable[block] = None
+                else:
+                    self._blank.append(block)

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 Int32Array = npt.NDArray[np.int32]
+IndexArray = npt.NDArray[np.int32] | npt.NDArray[np.intp]
 
 
 class BlockTables:
@@ -27,7 +28,7 @@ class BlockTables:
         self.rows[slot, : len(blocks)] = blocks
         self.lengths[slot] = len(blocks)
 
-    def append_each(self, slots: Int32Array, blocks: Sequence[int] | Int32Array) -> None:
+    def append_each(self, slots: IndexArray, blocks: Sequence[int] | Int32Array) -> None:
         """Append one block to the table of each slot; slots must differ."""
         self.rows[slots, self.lengths[slots]] = blocks
         self.lengths[slots] += 1

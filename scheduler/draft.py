@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from scheduler.arrays import NO_INT32, Int32Array, int32
+from scheduler.arrays import NO_INDEX, NO_INT32, IndexArray, Int32Array, int32
 from scheduler.plan import Admission
 from scheduler.sequences import Sequence
 
@@ -19,7 +19,7 @@ class StepDraft:
         self.block_slot: Int32Array = NO_INT32
         self.block: Int32Array = NO_INT32
         self.num_decode = self.num_prefill = 0
-        self._decode_slot: Int32Array = NO_INT32
+        self._decode_slot: IndexArray = NO_INDEX
         self._decode_start: Int32Array = NO_INT32
         self._prefills: dict[int, tuple[int, int]] = {}
 
@@ -27,14 +27,14 @@ class StepDraft:
     def num_tokens(self) -> int:
         return self.num_decode + self.num_prefill
 
-    def decode(self, slots: Int32Array, starts: Int32Array) -> None:
+    def decode(self, slots: IndexArray, starts: Int32Array) -> None:
         """One token for each slot."""
         self._decode_slot, self._decode_start = slots, starts
         self.num_decode = len(slots)
 
-    def grow(self, slots: Int32Array, blocks: list[int]) -> None:
+    def grow(self, slots: IndexArray, blocks: list[int]) -> None:
         """One new block for each slot."""
-        self.block_slot, self.block = slots, int32(blocks)
+        self.block_slot, self.block = int32(slots), int32(blocks)
 
     def prefill(self, slot: int, start: int, count: int) -> int:
         """`count` tokens of a slot, or so many more of its slice; returns the slice's end."""
@@ -51,12 +51,12 @@ class StepDraft:
         """(slot, tokens) of each prefill slice so far."""
         return [(slot, count) for slot, (_, count) in self._prefills.items()]
 
-    def columns(self) -> tuple[Int32Array, Int32Array, Int32Array]:
-        """slot, start and count of all slices, decodes first."""
-        ones = np.ones(self.num_decode, dtype=np.int32)
+    def columns(self) -> tuple[IndexArray, Int32Array, Int32Array]:
+        """slot, start and count of all slices, decodes first; empty counts mean one each."""
         if not self._prefills:
-            return self._decode_slot, self._decode_start, ones
-        slots = int32(list(self._prefills))
+            return self._decode_slot, self._decode_start, NO_INT32
+        ones = np.ones(self.num_decode, dtype=np.int32)
+        slots = np.array(list(self._prefills), dtype=np.intp)
         starts = int32([start for start, _ in self._prefills.values()])
         counts = int32([count for _, count in self._prefills.values()])
         return (

@@ -11,12 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvcache.cache import KVCache
-from kvcache.prefix import next_key
+from kvcache.keys import next_keys
 from scheduler.arrays import (
     NO_BOOL,
     NO_INT32,
     BoolArray,
     Float64Array,
+    IndexArray,
     Int32Array,
     Int64Array,
     int32,
@@ -36,11 +37,12 @@ class Issued:
     """What the core remembers of a plan until it is answered. Columns are [S]."""
 
     step: int
-    slot: Int32Array
+    slot: IndexArray
     serial: Int64Array
     end: Int32Array
     """Position after the slice."""
     samples: BoolArray
+    num_samples: int
     prompts: list[tuple[Sequence, int]]
     """Sequences that have no token yet, with the tokens of their slices."""
     num_tokens: int
@@ -57,6 +59,7 @@ class Group:
         num_blocks: int,
         config: SchedulerConfig,
         max_model_len: int,
+        vocab_size: int,
     ) -> None:
         self.group_id, self.epoch = group_id, epoch
         self.block_size = config.block_size
@@ -68,7 +71,7 @@ class Group:
             max_blocks_per_slot=-(-self.max_len // config.block_size),
             reuses_prefixes=config.enable_prefix_caching,
         )
-        self.running = RunningColumns(config.max_num_seqs, self.max_len)
+        self.running = RunningColumns(config.max_num_seqs, self.max_len, vocab_size)
         self.unanswered: deque[Issued] = deque()
         self.leaving: dict[int, tuple[int, Sequence]] = {}
         """Preempted sequences by serial, each with the step whose answer they wait for."""
@@ -81,8 +84,8 @@ class Group:
         self.is_short_of_blocks = False
         """Whether a waiting sequence lacked blocks when the last step was planned."""
         self._released: list[int] = []
-        self._coming: dict[bytes, int] = {}
-        """Keys of prompt blocks that running sequences are going to compute."""
+        self._coming: dict[int, frozenset[bytes]] = {}
+        """By slot: keys of prompt blocks that it is going to compute."""
 
     @property
     def num_running(self) -> int:
@@ -106,7 +109,7 @@ class Group:
         left = (rows.limit[rows.order] - rows.known[rows.order]).astype(np.float64)
         return left * self.step_time.mean_s
 
-    def due(self) -> tuple[Int32Array, Int32Array]:
+    def due(self) -> tuple[IndexArray, Int32Array]:
         """Running slots that can go on, first to go first, and their uncomputed tokens.
 
         The last token before a sequence's limit is never computed: nothing follows it.
@@ -116,6 +119,8 @@ class Group:
         todo = np.minimum(rows.known.take(slots), rows.limit.take(slots) - 1)
         todo -= rows.planned.take(slots)
         can_go_on = todo > 0
+        if np.count_nonzero(can_go_on) == len(slots):
+            return slots, todo
         return slots[can_go_on], todo[can_go_on]
 
     @property
@@ -124,27 +129,28 @@ class Group:
         rows = self.running
         return int(np.maximum(rows.limit[rows.order] - rows.capacity[rows.order], 0).sum())
 
-    def decode(self, draft: StepDraft, slots: Int32Array) -> list[Sequence]:
+    def decode(self, draft: StepDraft, slots: IndexArray) -> list[Sequence]:
         """Plan one token for each slot; returns the sequences preempted to make room.
 
         Slots that must wait for blocks in limbo sit this step out.
         """
         rows = self.running
-        needy = rows.planned.take(slots) >= rows.capacity.take(slots)
+        starts = rows.planned.take(slots)
+        needy = starts >= rows.capacity.take(slots)
         preempted: list[Sequence] = []
-        if needy.any():
+        if np.count_nonzero(needy):
             short = slots[needy]
             if len(short) > self.cache.num_idle:
                 preempted = self._make_room(short)
                 alive = rows.serial[slots] >= 0
                 slots, needy = slots[alive], needy[alive]
-                waits = np.flatnonzero(needy)[self.cache.num_idle :]
+                waits = needy.nonzero()[0][self.cache.num_idle :]
                 slots, needy = np.delete(slots, waits), np.delete(needy, waits)
-                short = slots[needy]
+                short, starts = slots[needy], rows.planned.take(slots)
             if len(short):
                 draft.grow(short, self.cache.extend(short))
                 rows.capacity[short] += self.block_size
-        draft.decode(slots, rows.planned.take(slots))
+        draft.decode(slots, starts)
         return preempted
 
     def prefill(self, draft: StepDraft, slot: int, count: int) -> None:
@@ -155,51 +161,37 @@ class Group:
         """
         end = draft.prefill(slot, int(self.running.planned[slot]), count)
         self._commit(slot, end)
+        if end // self.block_size == self.running.num_admitted[slot] // self.block_size:
+            self._coming.pop(slot, None)
 
     def _commit(self, slot: int, length: int) -> None:
         """Name the full blocks among the first `length` tokens in the prefix index."""
         rows = self.running
-        first, last = int(rows.committed[slot]), length // self.block_size
+        first, last = int(rows.committed[slot]) // self.block_size, length // self.block_size
         if last <= first or not self.cache.reuses_prefixes:
             return
         sequence = rows.at(slot)
         sequence.extend_keys(rows.tokens[slot, : last * self.block_size], self.block_size)
         self.cache.commit(slot, first, sequence.keys[first:last])
-        rows.committed[slot] = last
-        self._not_coming(sequence.keys[max(first, sequence.first_coming) : last])
+        rows.committed[slot], rows.key[slot] = last * self.block_size, sequence.keys[last - 1]
 
-    def _commit_answered(self, slots: Int32Array, ends: Int32Array) -> None:
-        """`_commit` for many slots; those that filled one block of output go together."""
+    def _commit_answered(self, slots: IndexArray, ends: Int32Array) -> None:
+        """Name the blocks that these slots have filled with one more token each.
+
+        Those of prompts were named when they were planned, unless one token was left of it.
+        """
         rows, size = self.running, self.block_size
-        full = ends // size
-        fills = np.flatnonzero(full > rows.committed.take(slots))
+        fills = (ends - rows.committed.take(slots) >= size).nonzero()[0]
         if not len(fills):
             return
-        slots, index = slots[fills], full[fills] - 1
-        tokens = rows.tokens[slots[:, None], index[:, None] * size + np.arange(size)]
-        buffer, width = tokens.astype("<i4", copy=False).tobytes(), size * 4
-        keys, plain = [], []
-        sequences = rows.sequences
-        for row, (slot, at) in enumerate(zip(slots.tolist(), index.tolist(), strict=True)):
-            sequence = sequences[slot]
-            assert sequence is not None
-            known = sequence.keys
-            if len(known) != at or not known:
-                self._commit(slot, (at + 1) * size)
-                continue
-            known.append(next_key(known[-1], buffer[row * width : (row + 1) * width]))
-            keys.append(known[-1])
-            plain.append(row)
-        self.cache.commit_each(slots[plain], index[plain], keys)
-        rows.committed[slots[plain]] = index[plain] + 1
-
-    def _not_coming(self, keys: list[bytes]) -> None:
-        for key in keys if self._coming else ():
-            count = self._coming.get(key, 0)
-            if count > 1:
-                self._coming[key] = count - 1
-            elif count:
-                del self._coming[key]
+        slots, ends = slots.take(fills), ends.take(fills)
+        tokens = rows.tokens[slots[:, None], ends[:, None] + np.arange(-size, 0)]
+        keys = next_keys(rows.key[slots], tokens)
+        self.cache.commit_each(slots, ends // size - 1, keys.tolist())
+        rows.committed[slots], rows.key[slots] = ends, keys
+        if self._coming:
+            for slot in slots.tolist():
+                self._coming.pop(slot, None)
 
     def match(self, sequence: Sequence) -> list[int]:
         """Cached blocks that the sequence could start with; its last token is never cached."""
@@ -210,20 +202,20 @@ class Group:
 
     def computes_soon(self, sequence: Sequence, cached: list[int]) -> bool:
         """Whether a running sequence is about to compute the block after `cached`."""
-        if not (self.cache.reuses_prefixes and sequence.reads_cache):
+        if not (self._coming and sequence.reads_cache):
             return False
         at = len(cached)
         usable = (len(sequence.tokens) - 1) // self.block_size
-        return at < usable and sequence.keys[at] in self._coming
+        return at < usable and any(sequence.keys[at] in keys for keys in self._coming.values())
 
     def admit(self, draft: StepDraft, sequence: Sequence, cached: list[int], count: int) -> None:
         """Give the sequence a slot and blocks for all its tokens; plan its first slice."""
         num_cached = len(cached) * self.block_size
         num_tokens = len(sequence.tokens)
         blocks = -(-num_tokens // self.block_size)
-        slot = self.running.admit(sequence, num_cached, blocks * self.block_size)
+        key = sequence.keys[len(cached) - 1] if cached else sequence.root_key
+        slot = self.running.admit(sequence, num_cached, blocks * self.block_size, key)
         table = self.cache.admit(slot, cached, num_tokens)
-        self.running.committed[slot] = len(cached)
         sequence.slot, sequence.group_id = slot, self.group_id
         sampling = sequence.request.sampling
         draft.admit(
@@ -238,24 +230,17 @@ class Group:
             ),
             sequence,
         )
-        self.prefill(draft, slot, count)
-        self._announce(slot, sequence)
-
-    def _announce(self, slot: int, sequence: Sequence) -> None:
-        """Others that share the rest of its prompt shall wait for it."""
-        if self.cache.reuses_prefixes:
+        if self.cache.reuses_prefixes:  # others that share its prompt shall wait for it
             sequence.extend_keys(sequence.tokens, self.block_size)
-            sequence.first_coming = int(self.running.committed[slot])
-            for key in sequence.keys[sequence.first_coming :]:
-                self._coming[key] = self._coming.get(key, 0) + 1
+            self._coming[slot] = frozenset(sequence.keys[len(cached) :])
+        self.prefill(draft, slot, count)
 
     def leave(self, slot: int) -> Sequence:
         """Take the sequence out of its slot; its blocks idle when no plan can write them."""
         rows = self.running
         sequence = rows.at(slot)
-        num_announced = int(rows.num_admitted[slot]) // self.block_size
-        self._not_coming(sequence.keys[int(rows.committed[slot]) : num_announced])
         rows.leave(slot)
+        self._coming.pop(slot, None)
         self.cache.release(slot, self.step if self.unanswered else None)
         self._released.append(slot)
         sequence.slot = -1
@@ -277,7 +262,7 @@ class Group:
         self.leave(slot)
         self.growth_share = max(_LEAST_GROWTH, 0.95 * self.growth_share)
 
-    def _make_room(self, short: Int32Array) -> list[Sequence]:
+    def _make_room(self, short: IndexArray) -> list[Sequence]:
         """Preempt last ones until the blocks coming free suffice for the others of `short`."""
         preempted = []
         rows = self.running
@@ -292,9 +277,15 @@ class Group:
         """Turn the draft into the next plan and remember it until it is answered."""
         rows = self.running
         slot, start, count = draft.columns()
-        end = start + count
-        samples = end == rows.known.take(slot)
-        given = np.minimum(np.maximum(rows.num_admitted.take(slot) - start, 0), count)
+        end = start + (count if len(count) else 1)
+        known = rows.known.take(slot)
+        samples = end == known
+        num_samples = int(np.count_nonzero(samples))
+        given = rows.num_admitted.take(slot) - start
+        if np.count_nonzero(given > 0):
+            given = np.minimum(np.maximum(given, 0), end - start)
+        else:
+            given = NO_INT32
         self.step += 1
         self.unanswered.append(
             Issued(
@@ -303,6 +294,7 @@ class Group:
                 serial=rows.serial.take(slot),
                 end=end,
                 samples=samples,
+                num_samples=num_samples,
                 prompts=[
                     (sequence, tokens)
                     for prompt_slot, tokens in draft.prefills()
@@ -318,29 +310,30 @@ class Group:
             admitted=tuple(draft.admissions),
             block_slot=draft.block_slot,
             block=draft.block,
-            slot=slot,
+            slot=int32(slot),
             start=start,
-            count=count if draft.num_prefill else NO_INT32,
-            samples=NO_BOOL if samples.all() else samples,
-            given=given if given.any() else NO_INT32,
+            count=count,
+            samples=NO_BOOL if num_samples == len(slot) else samples,
+            given=given,
             token=self._given_tokens(slot, start, given),
         )
         self._released = []
-        at = slot.astype(np.intp)  # numpy stores through it several times as fast
-        rows.planned[at] = end
-        rows.known[at] += samples
+        rows.planned[slot] = end
+        rows.known[slot] = known + samples
         self.peak_blocks = max(self.peak_blocks, self.cache.num_blocks - self.cache.num_idle)
         return plan
 
-    def _given_tokens(self, slot: Int32Array, start: Int32Array, given: Int32Array) -> Int32Array:
+    def _given_tokens(self, slot: IndexArray, start: Int32Array, given: Int32Array) -> Int32Array:
         pieces = [
             self.running.tokens[slot[row], start[row] : start[row] + given[row]]
-            for row in np.flatnonzero(given).tolist()
+            for row in given.nonzero()[0].tolist()
         ]
         return np.concatenate(pieces) if pieces else NO_INT32
 
-    def settle(self, result: StepResult) -> Issued:
+    def settle(self, result: StepResult) -> tuple[Issued, BoolArray]:
         """The oldest unanswered plan is answered; what it computed counts from now on.
+
+        Returns the plan, and which of its slices' sequences still run in their slots.
 
         Raises:
             ProtocolError: the result answers another plan, or has another number of tokens.
@@ -351,21 +344,23 @@ class Group:
                 f"group {self.group_id} answered step {result.step}, expected {expected}"
             )
         issued = self.unanswered[0]
-        if len(result.token) != np.count_nonzero(issued.samples):
+        if len(result.token) != issued.num_samples:
             raise ProtocolError(
                 f"group {self.group_id} answered step {result.step} with {len(result.token)} "
-                f"tokens, {np.count_nonzero(issued.samples)} slices sample"
+                f"tokens, {issued.num_samples} slices sample"
             )
         self.unanswered.popleft()
         self.cache.answered(issued.step)
         self.step_time.learn(issued.num_tokens, result.compute_s)
         rows = self.running
-        alive = rows.serial.take(issued.slot) == issued.serial
-        slots, ends = issued.slot[alive], issued.end[alive]
-        rows.answered[slots.astype(np.intp)] = ends
+        slots, ends = issued.slot, issued.end
+        runs = rows.serial.take(slots) == issued.serial
+        if np.count_nonzero(runs) < len(slots):
+            slots, ends = slots[runs], ends[runs]
+        rows.answered[slots] = ends
         if self.cache.reuses_prefixes:
             self._commit_answered(slots, ends)
-        return issued
+        return issued, runs
 
     def returned(self) -> list[Sequence]:
         """Preempted sequences for which no answer is outstanding any more."""

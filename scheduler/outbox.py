@@ -23,8 +23,8 @@ class Outbox:
 
     client: Int32Array
     handle: Int32Array
-    count: Int32Array
-    """0 or 1 tokens per row"""
+    count: Int32Array = field(default_factory=lambda: NO_INT32)
+    """0 or 1 tokens per row; an empty column means one each"""
     token: Int32Array
     """[sum of count]"""
     finish: Uint8Array
@@ -38,9 +38,13 @@ class Outbox:
         if not len(self.client):
             return []
         first = int(self.client[0])
-        if (self.client == first).all():
+        if np.count_nonzero(self.client == first) == len(self.client):
             return [self._batch(first)]
         return [self._of(int(c))._batch(int(c)) for c in np.unique(self.client)]
+
+    def counts(self) -> Int32Array:
+        """`count`, written out."""
+        return self.count if len(self.count) else np.ones(len(self.handle), dtype=np.int32)
 
     def _of(self, client: int) -> "Outbox":
         """The rows and news of one client."""
@@ -48,8 +52,8 @@ class Outbox:
         return Outbox(
             client=self.client[mine],
             handle=self.handle[mine],
-            count=self.count[mine],
-            token=self.token[np.repeat(mine, self.count)],
+            count=self.count[mine] if len(self.count) else NO_INT32,
+            token=self.token[np.repeat(mine, self.count) if len(self.count) else mine],
             finish=self.finish[mine],
             started=[(owner, news) for owner, news in self.started if owner == client],
             ended=[(owner, news) for owner, news in self.ended if owner == client],
@@ -61,9 +65,9 @@ class Outbox:
             client,
             TokenBatch(
                 handle=self.handle,
-                count=NO_INT32 if self.count.all() else self.count,
+                count=NO_INT32 if np.count_nonzero(self.count) == len(self.count) else self.count,
                 token=self.token,
-                finish=self.finish if self.finish.any() else NO_UINT8,
+                finish=self.finish if np.count_nonzero(self.finish) else NO_UINT8,
                 started=tuple(news for _, news in self.started),
                 ended=tuple(news for _, news in self.ended),
                 logprobs=self.logprobs if self.logprobs and len(self.logprobs.row) else None,

@@ -13,7 +13,7 @@ import numpy as np
 
 from scheduler import journal as events
 from scheduler.admission import AdmissionRules
-from scheduler.arrays import Int32Array, int32
+from scheduler.arrays import NO_INDEX, IndexArray, int32
 from scheduler.budget import StepBudget
 from scheduler.config import ModelLimits, SchedulerConfig
 from scheduler.draft import StepDraft
@@ -69,6 +69,7 @@ class Scheduler:
             num_blocks=num_blocks,
             config=self.config,
             max_model_len=self.model.max_model_len,
+            vocab_size=self.model.vocab_size,
         )
         self._record(events.GroupAdded(now=now, group=group_id, epoch=epoch, num_blocks=num_blocks))
         return self._fit_waiting(now)
@@ -233,7 +234,10 @@ class Scheduler:
         self._gate.stay_time.pass_time(self.num_running, now)
         draft = StepDraft()
         slots, todo = group.due()
-        decodes, prefills = slots[todo == 1], slots[todo > 1]
+        is_prompt = todo > 1
+        decodes, prefills = slots, NO_INDEX
+        if np.count_nonzero(is_prompt):
+            decodes, prefills = slots[~is_prompt], slots[is_prompt]
         if self.config.exclusive_phases:
             self._plan_prompts(group, draft, prefills, now)
             if not draft.num_tokens:
@@ -251,13 +255,13 @@ class Scheduler:
         self._record_plan(group, draft, plan, now)
         return plan
 
-    def _plan_decodes(self, group: Group, draft: StepDraft, slots: Int32Array) -> None:
+    def _plan_decodes(self, group: Group, draft: StepDraft, slots: IndexArray) -> None:
         for sequence in group.decode(draft, slots[: self.config.max_num_batched_tokens]):
             draft.preempted.append(sequence)
             if sequence.group_id is None:
                 self.waiting.add(sequence)
 
-    def _plan_prompts(self, group: Group, draft: StepDraft, slots: Int32Array, now: float) -> None:
+    def _plan_prompts(self, group: Group, draft: StepDraft, slots: IndexArray, now: float) -> None:
         """Deal the rest of the step's tokens out to prompts: running ones, then waiting ones."""
         budget = StepBudget(self.config, spent=draft.num_tokens)
         rows = group.running
@@ -333,7 +337,7 @@ class Scheduler:
             return []
         self._gate.stay_time.pass_time(self.num_running, now)
         settled = settle(group, result, now)
-        self.counters.output_tokens += int(settled.outbox.count.sum())
+        self.counters.output_tokens += len(settled.outbox.token)
         self.counters.dropped_tokens += settled.num_dropped
         self.meter.gaps(settled.gaps_s)
         self.meter.took("forward", result.forward_s)

@@ -9,17 +9,24 @@ step needs no loop over sequences. Invariants of a running row (see `scheduler.c
 """
 
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvcache.prefix import chain_keys, root_key
-from scheduler.arrays import Float64Array, Int32Array, Int64Array
+from kvcache.keys import KEY, KeyArray, chain_keys, root_key
+from scheduler.arrays import (
+    NO_INDEX,
+    BoolArray,
+    Float64Array,
+    IndexArray,
+    Int32Array,
+    Int64Array,
+)
 from scheduler.request import Request
-from scheduler.sampling import INT32_MAX
 
-END_COLUMNS = 4
-"""End tokens per sequence that the columns hold; sequences with more are checked singly."""
+_CACHE_LINE = 16
+"""In tokens."""
 
 
 @dataclass(slots=True, eq=False)
@@ -39,9 +46,7 @@ class Sequence:
     tokens: Int32Array
     """Prompt and confirmed output, while it waits; stale while it runs."""
     keys: list[bytes] = field(default_factory=list)
-    """Keys of its full blocks, as far as they were needed."""
-    first_coming: int = INT32_MAX
-    """Number of the first of its prompt blocks that was announced as coming."""
+    """Keys of its full blocks, as far as they were needed; while it runs, without its output."""
     group_id: int | None = None
     """The group it runs in; None while it waits."""
     slot: int = -1
@@ -69,23 +74,32 @@ class Sequence:
         """Prompt log-probabilities need every position computed."""
         return self.request.sampling.prompt_logprobs is None
 
+    @property
+    def root_key(self) -> bytes:
+        """The parent of its first block's key."""
+        return root_key(self.request.cache_salt)
+
     def extend_keys(self, tokens: Int32Array, block_size: int) -> None:
         """Make `keys` cover every full block of `tokens`."""
         done = len(self.keys)
         if len(tokens) // block_size > done:
-            parent = self.keys[-1] if done else root_key(self.request.cache_salt)
+            parent = self.keys[-1] if done else self.root_key
             self.keys += chain_keys(parent, tokens[done * block_size :], block_size)
 
 
 class RunningColumns:
     """The running sequences of one group, one row per slot; `order` lists the rows in use."""
 
-    def __init__(self, num_slots: int, max_len: int) -> None:
+    def __init__(self, num_slots: int, max_len: int, vocab_size: int) -> None:
         def column() -> Int32Array:
             return np.zeros(num_slots, dtype=np.int32)
 
-        self.tokens: Int32Array = np.empty((num_slots, max_len + 1), dtype=np.int32)
-        """Token log. Positions at and beyond `confirmed` mean nothing."""
+        self._width = (max_len // _CACHE_LINE + 1 | 1) * _CACHE_LINE
+        self.tokens: Int32Array = np.empty((num_slots, self._width), dtype=np.int32)
+        """Token log. Positions at and beyond `confirmed` mean nothing. Rows are an odd number of
+        cache lines long, or a step's tokens, often at like positions, would share few places of
+        the cache."""
+        self._flat_tokens = self.tokens.reshape(-1)
         self.num_admitted = column()
         """Tokens known at admission; the group itself sampled the ones after."""
         self.confirmed = column()
@@ -97,23 +111,24 @@ class RunningColumns:
         self.answered = column()
         """Tokens whose K/V are in the pool for certain."""
         self.committed = column()
-        """Full blocks named in the prefix index."""
+        """Tokens in full blocks whose keys are in the prefix index."""
+        self.key: KeyArray = np.zeros(num_slots, dtype=KEY)
+        """Of the last of these blocks; before the first one, its parent."""
         self.capacity = column()
         """Tokens for which the row has blocks."""
         self.limit = column()
-        self.num_prompt = column()
-        self.min_len = column()
-        """Length up to which no end token counts."""
-        self.end_ids: Int32Array = np.full((END_COLUMNS, num_slots), -1, dtype=np.int32)
-        """One row per end token: comparing along rows is several times as fast."""
-        self.has_many_ends = np.zeros(num_slots, dtype=np.bool_)
+        self.may_end: BoolArray = np.zeros(vocab_size, dtype=np.bool_)
+        """By token: whether it ends any of the sequences."""
+        self._num_ending: Counter[int] = Counter()
+        """How many it ends."""
         self.client = column()
         self.handle = column()
         self.token_at: Float64Array = np.empty(num_slots)
         """When the last token came; NaN before the first one."""
         self.serial: Int64Array = np.full(num_slots, -1, dtype=np.int64)
         self.sequences: list[Sequence | None] = [None] * num_slots
-        self.order: Int32Array = np.empty(0, dtype=np.int32)
+        self.order: IndexArray = NO_INDEX
+        """Never changed in place."""
         self._free = list(range(num_slots - 1, -1, -1))
 
     @property
@@ -128,24 +143,24 @@ class RunningColumns:
     def in_order(self) -> list[Sequence]:
         return [self.at(slot) for slot in self.order.tolist()]
 
-    def admit(self, sequence: Sequence, num_cached: int, capacity: int) -> int:
-        """Give the sequence a slot, whose row starts with `num_cached` tokens computed."""
+    def admit(self, sequence: Sequence, num_cached: int, capacity: int, key: bytes) -> int:
+        """Give the sequence a slot, whose row starts with `num_cached` tokens computed.
+
+        `key` is that of the last of these, or of none.
+        """
         slot = self._free.pop()
         num_tokens = len(sequence.tokens)
-        sampling = sequence.request.sampling
         self.tokens[slot, :num_tokens] = sequence.tokens
         for column in (self.num_admitted, self.confirmed, self.known):
             column[slot] = num_tokens
         self.planned[slot] = self.answered[slot] = num_cached
-        self.committed[slot] = 0
-        sequence.first_coming = INT32_MAX
+        self.committed[slot] = num_cached
+        self.key[slot] = key
         self.capacity[slot] = capacity
         self.limit[slot] = sequence.limit
-        self.num_prompt[slot] = sequence.num_prompt
-        self.min_len[slot] = sequence.num_prompt + sampling.num_guarded
-        ends = [*sequence.end_ids, *[-1] * END_COLUMNS]
-        self.end_ids[:, slot] = ends[:END_COLUMNS]
-        self.has_many_ends[slot] = len(sequence.end_ids) > END_COLUMNS
+        for token in sequence.end_ids:
+            self.may_end[token] = True
+            self._num_ending[token] += 1
         self.client[slot] = sequence.client
         self.handle[slot] = sequence.request.handle
         self.token_at[slot] = sequence.last_token_at
@@ -153,6 +168,10 @@ class RunningColumns:
         self.sequences[slot] = sequence
         self._insert(slot, sequence)
         return slot
+
+    def store(self, slots: IndexArray, positions: Int32Array, tokens: Int32Array) -> None:
+        """One token for each of the slots, at positions of their own."""
+        self._flat_tokens[slots * self._width + positions] = tokens
 
     def leave(self, slot: int) -> Sequence:
         """Empty the slot; the sequence takes its confirmed tokens along."""
@@ -162,6 +181,11 @@ class RunningColumns:
         self.sequences[slot] = None
         self.serial[slot] = -1
         self.order = self.order[self.order != slot]
+        for token in sequence.end_ids:
+            self._num_ending[token] -= 1
+            if not self._num_ending[token]:
+                del self._num_ending[token]
+                self.may_end[token] = False
         self._free.append(slot)
         return sequence
 
@@ -170,4 +194,4 @@ class RunningColumns:
         at = len(self.order)
         while at and self.at(int(self.order[at - 1])).sort_key > sequence.sort_key:
             at -= 1
-        self.order = np.insert(self.order, at, slot).astype(np.int32, copy=False)
+        self.order = np.concatenate((self.order[:at], (slot,), self.order[at:]))

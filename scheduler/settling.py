@@ -1,5 +1,6 @@
 """What a group's answer means: tokens for their sequences, and who has ended."""
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -7,7 +8,9 @@ import numpy as np
 from scheduler.arrays import (
     NO_FLOAT32,
     NO_INT32,
+    BoolArray,
     Float64Array,
+    IndexArray,
     Int32Array,
     Int64Array,
     int32,
@@ -16,7 +19,7 @@ from scheduler.group import Group, Issued
 from scheduler.outbox import Outbox
 from scheduler.plan import LogprobRows, StepResult
 from scheduler.request import Ended, Finish, Started
-from scheduler.sequences import Sequence
+from scheduler.sequences import RunningColumns, Sequence
 from scheduler.stopping import finish_of_token, finish_of_tokens
 
 
@@ -40,57 +43,72 @@ def settle(group: Group, result: StepResult, now: float) -> Settled:
     Raises:
         ProtocolError: it is no answer to that plan.
     """
-    issued = group.settle(result)
+    issued, runs = group.settle(result)
     for sequence, tokens_done in issued.prompts:
         sequence.chunks.append((tokens_done, now))
-    rows = group.running
-    sampled = np.flatnonzero(issued.samples)
-    slot, serial = issued.slot[sampled], issued.serial[sampled]
-    length = issued.end[sampled] + 1
-    runs = rows.serial.take(slot) == serial
-    slots, tokens, lengths = slot[runs], result.token[runs], length[runs]
-    at = slots.astype(np.intp)  # numpy stores through it several times as fast
-    rows.tokens[at, lengths - 1] = tokens
-    rows.confirmed[at] = lengths
-    gaps_s = now - rows.token_at.take(at)
-    rows.token_at[at] = now
-    finish = finish_of_tokens(rows, slots, tokens, lengths)
-    count = np.ones(len(slots), dtype=np.int32)
+    slots, serials, lengths, tokens = issued.slot, issued.serial, issued.end + 1, result.token
+    if issued.num_samples < len(slots):
+        sampled = issued.samples.nonzero()[0]
+        slots, serials, lengths = slots[sampled], serials[sampled], lengths[sampled]
+        runs = runs[sampled]
     reasons = {int(issued.serial[failed.row]): failed.message for failed in result.failed}
+    late: list[tuple[Sequence, Finish]] = []
+    num_gone = len(runs) - int(np.count_nonzero(runs))
+    if num_gone:
+        late = _late(group, serials[~runs], tokens[~runs], lengths[~runs], reasons)
+        slots, serials, lengths = slots[runs], serials[runs], lengths[runs]
+        tokens = tokens[runs]
+    outbox, gaps_s = _store(group.running, slots, tokens, lengths, now)
     if reasons:
-        has_failed = np.isin(rows.serial.take(slots), list(reasons))
-        finish[has_failed] = Finish.ERROR
-        count[has_failed] = 0
-    outbox = Outbox(
-        client=rows.client.take(slots),
-        handle=rows.handle.take(slots),
-        count=count,
-        token=tokens[count > 0],
-        finish=finish,
-    )
+        _leave_out(outbox, np.isin(serials, list(reasons)))
+    rows = group.running
     finished = [
-        (rows.at(int(slots[row])), Finish(int(finish[row])))
-        for row in np.flatnonzero(finish).tolist()
+        (rows.at(int(slots[row])), Finish(int(outbox.finish[row])))
+        for row in outbox.finish.nonzero()[0].tolist()
     ]
-    firsts = slots[(lengths == rows.num_prompt.take(slots) + 1) & (count > 0)]
-    started = [rows.at(slot) for slot in firsts.tolist()]
-    num_dropped = 0
-    if not runs.all():
-        late = _late(group, serial[~runs], result.token[~runs], length[~runs], reasons)
-        num_dropped = int((~runs).sum()) - len(late)
+    is_first = np.isnan(gaps_s)
+    started = [rows.at(slot) for slot in slots[is_first].tolist()]
+    if late:
         outbox = _with_late(outbox, late)
         gaps_s = np.append(gaps_s, [now - s.last_token_at for s, _ in late])
         finished += [(s, f) for s, f in late if f]
-        started += [
-            s for s, f in late if f is not Finish.ERROR and len(s.tokens) == s.num_prompt + 1
-        ]
+        started += [s for s, _ in late if math.isnan(s.last_token_at)]
         for sequence, _ in late:
             sequence.last_token_at = now
+    if reasons:
+        started = [s for s in started if s.serial not in reasons]
     outbox.started += [(s.client, _started(s, now)) for s in started]
     outbox.ended += [(s.client, _ended(s, reasons.get(s.serial, ""))) for s, _ in finished]
     if result.logprobs is not None:
         _attach_logprobs(outbox, group, issued, result.logprobs)
-    return Settled(outbox, finished, started, gaps_s, num_dropped)
+    return Settled(outbox, finished, started, gaps_s, num_gone - len(late))
+
+
+def _store(
+    rows: RunningColumns, slots: IndexArray, tokens: Int32Array, lengths: Int32Array, now: float
+) -> tuple[Outbox, Float64Array]:
+    """Append one token to each of the slots.
+
+    Returns the news of them, and the time since each one's token before; NaN for a first one.
+    """
+    rows.store(slots, lengths - 1, tokens)
+    rows.confirmed[slots] = lengths
+    gaps_s = now - rows.token_at.take(slots)
+    rows.token_at[slots] = now
+    outbox = Outbox(
+        client=rows.client.take(slots),
+        handle=rows.handle.take(slots),
+        token=tokens,
+        finish=finish_of_tokens(rows, slots, tokens, lengths),
+    )
+    return outbox, gaps_s
+
+
+def _leave_out(outbox: Outbox, has_failed: BoolArray) -> None:
+    """These rows end without the token that was sampled for them."""
+    outbox.finish[has_failed] = Finish.ERROR
+    outbox.token = outbox.token[~has_failed]
+    outbox.count = (~has_failed).astype(np.int32)
 
 
 def _late(
@@ -127,7 +145,7 @@ def _with_late(outbox: Outbox, late: list[tuple[Sequence, Finish]]) -> Outbox:
     return Outbox(
         client=np.concatenate([outbox.client, int32([s.client for s, _ in late])]),
         handle=np.concatenate([outbox.handle, int32([s.request.handle for s, _ in late])]),
-        count=np.concatenate([outbox.count, count]),
+        count=np.concatenate([outbox.counts(), count]),
         token=np.concatenate([outbox.token, last]),
         finish=np.concatenate([outbox.finish, np.array([f for _, f in late], dtype=np.uint8)]),
     )
@@ -189,10 +207,10 @@ def _attach_logprobs(outbox: Outbox, group: Group, issued: Issued, given: Logpro
         keep.append(at)
         target.append(row_of[key])
     if extra:
+        none = np.zeros(len(extra), dtype=np.int32)
+        outbox.count = np.concatenate([outbox.counts(), none])
         outbox.client = np.concatenate([outbox.client, int32([key[0] for key in extra])])
         outbox.handle = np.concatenate([outbox.handle, int32([key[1] for key in extra])])
-        none = np.zeros(len(extra), dtype=np.int32)
-        outbox.count = np.concatenate([outbox.count, none])
         outbox.finish = np.concatenate([outbox.finish, none.astype(np.uint8)])
     outbox.logprobs = LogprobRows(
         row=int32(target),

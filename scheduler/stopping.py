@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from scheduler.arrays import Int32Array, Uint8Array
+from scheduler.arrays import IndexArray, Int32Array, Uint8Array
 from scheduler.request import Finish, Request
 from scheduler.sequences import RunningColumns, Sequence
 
@@ -27,19 +27,16 @@ def finish_of_token(sequence: Sequence, token: int, length: int) -> Finish:
 
 
 def finish_of_tokens(
-    running: RunningColumns, slots: Int32Array, tokens: Int32Array, lengths: Int32Array
+    running: RunningColumns, slots: IndexArray, tokens: Int32Array, lengths: Int32Array
 ) -> Uint8Array:
     """`finish_of_token` for one new token of each slot.
 
     Shapes: slots, tokens, lengths and the result are [N].
     """
-    is_end = (running.end_ids.take(slots, axis=1) == tokens).any(axis=0)
-    many = running.has_many_ends.take(slots)
-    if many.any():
-        for row in np.flatnonzero(many).tolist():
-            is_end[row] = int(tokens[row]) in running.at(int(slots[row])).end_ids
-    is_end &= lengths > running.min_len.take(slots)
     finish = np.zeros(len(slots), dtype=np.uint8)
-    finish[lengths >= running.limit.take(slots)] = Finish.LENGTH
-    finish[is_end] = Finish.STOP
+    may_have = lengths >= running.limit.take(slots)
+    may_have |= running.may_end.take(tokens, mode="clip")
+    for row in may_have.nonzero()[0].tolist():
+        sequence = running.at(int(slots[row]))
+        finish[row] = finish_of_token(sequence, int(tokens[row]), int(lengths[row]))
     return finish

@@ -4,7 +4,7 @@ import pytest
 from kvcache.cache import KVCache
 from kvcache.checks import check_cache
 from kvcache.errors import OutOfBlocks
-from kvcache.prefix import chain_keys, root_key
+from kvcache.keys import chain_keys, root_key
 
 
 def make_cache(num_blocks: int = 8, **settings: bool) -> KVCache:

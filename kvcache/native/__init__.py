@@ -1,0 +1,1 @@
+"""The native part: keys of blocks."""
