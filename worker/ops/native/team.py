@@ -9,10 +9,10 @@ import os
 from collections.abc import Sequence
 from functools import cache
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from worker.ops.native.arena import Arena
 from worker.ops.native.library import open_library
 from worker.ops.native.structs import Batch, Format, Operation
 
@@ -38,6 +38,7 @@ class Team:
             NativeLibraryMissing: the library was not built.
         """
         self._native = load()
+        self._arena = Arena()
         known = levels()
         if level is not None and level not in known:
             raise ValueError(f"level must be one of {', '.join(known)} on this machine: {level!r}")
@@ -70,7 +71,7 @@ class Team:
         num_bytes = self._native.stoker_packed_bytes(
             self._engine, out_features, in_features, wanted
         )
-        packed = aligned(num_bytes)
+        packed = self._arena.take(num_bytes)
         self._native.stoker_pack_linear(
             self._engine,
             dense.data_ptr(),
@@ -105,14 +106,6 @@ class Team:
 def as_array(operations: Sequence[Operation]) -> "ctypes.Array[Operation]":
     """A list of operations as `Team.run` takes it."""
     return (Operation * len(operations))(*operations)
-
-
-def aligned(num_bytes: int) -> Tensor:
-    """Bytes (uint8) that begin on a page, zero until they are written."""
-    page = 4096
-    buffer = torch.from_numpy(np.zeros(num_bytes + page, dtype=np.uint8))
-    start = -buffer.data_ptr() % page
-    return buffer[start : start + num_bytes]
 
 
 @cache

@@ -18,14 +18,20 @@ constexpr int kPanelVectors = 2;  // with 6 rows 12 sums, of 16 registers
 #endif
 constexpr int64_t kPanel = kPanelVectors * kLanes;
 constexpr int kTileRows = 6;
-constexpr int kUnroll = 4;                     // features between two looks ahead
-constexpr int64_t kPieceBytes = 20 << 10;      // of a panel, beside the rows of a tile in 32 KiB
-constexpr int64_t kBlockRows = 120;            // whose part of x stays in 512 KiB
-constexpr int64_t kMostPanels = 8;             // in a row over the same rows
+constexpr int kUnroll = 4;                 // features between two looks ahead
+constexpr int64_t kAheadBytes = 1536;      // of a panel that is read at memory's speed
+constexpr int64_t kPieceBytes = 38 << 10;  // of a panel: stays near while rows pass by
+constexpr int64_t kBlockRows = 120;        // whose part of x stays in 512 KiB
+constexpr int64_t kMostPanels = 8;         // in a row over the same rows
 
-STOKER_INLINE int64_t num_panels(int64_t out_features) { return (out_features + kPanel - 1) / kPanel; }
+STOKER_INLINE int64_t num_panels(int64_t out_features) {
+    return (out_features + kPanel - 1) / kPanel;
+}
 
-STOKER_INLINE int64_t value_bytes(int32_t format) { return format == stoker::kFloat32 ? 4 : 2; }
+// Of a panel's weights of one feature.
+constexpr int64_t row_bytes(int32_t format) {
+    return kPanel * (format == stoker::kFloat32 ? 4 : 2);
+}
 
 // One value of a dense tensor.
 STOKER_INLINE float value_at(const void* values, int32_t format, int64_t index) {
@@ -83,6 +89,19 @@ STOKER_INLINE void store_sums(float* to, int64_t stride, const Sums<kRows>& sums
     if constexpr (kRows > 1) store_sums<kRows - 1>(to + stride, stride, sums.rest);
 }
 
+STOKER_INLINE Floats upper_halves(Words pairs) {
+#if defined(STOKER_HAS_AVX2) && STOKER_VECTOR_BYTES == 32
+    // All 16 registers are in use, so the mask has to come from memory, but GCC 12 keeps it.
+    constexpr uint64_t kTwo = 0xffff0000ffff0000;
+    alignas(32) static constexpr uint64_t mask[4] = {kTwo, kTwo, kTwo, kTwo};
+    Floats upper;
+    asm("vpand %2, %1, %0" : "=x"(upper) : "x"(pairs), "m"(mask));
+    return upper;
+#else
+    return (Floats)(pairs & 0xffff0000u);
+#endif
+}
+
 // The weights of one feature, as floats.
 template <int32_t kFormat, int kCount>
 STOKER_INLINE void load_weights(Several<kCount, Floats>& to, const char* from) {
@@ -90,7 +109,7 @@ STOKER_INLINE void load_weights(Several<kCount, Floats>& to, const char* from) {
         Words pairs;
         __builtin_memcpy(&pairs, from, sizeof pairs);
         to.first = (Floats)(pairs << 16);
-        to.rest.first = (Floats)(pairs & 0xffff0000u);
+        to.rest.first = upper_halves(pairs);
         if constexpr (kCount > 2) load_weights<kFormat>(to.rest.rest, from + kVectorBytes);
     } else if constexpr (kFormat == stoker::kFloat16) {
         to.first = load_float16(reinterpret_cast<const uint16_t*>(from));
@@ -100,10 +119,19 @@ STOKER_INLINE void load_weights(Several<kCount, Floats>& to, const char* from) {
     }
 }
 
+// sum += x * weight. GCC 12 likes to put the sum where x was and then runs out of registers.
+STOKER_INLINE void add_to(Floats& sum, Floats x, Floats weight) {
+#if defined(STOKER_HAS_AVX2)
+    asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(x), "v"(weight));
+#else
+    sum = multiply_add(x, weight, sum);
+#endif
+}
+
 template <int kCount>
 STOKER_INLINE void add_product(Several<kCount, Floats>& sums, Floats x,
                                const Several<kCount, Floats>& weights) {
-    sums.first = multiply_add(x, weights.first, sums.first);
+    add_to(sums.first, x, weights.first);
     if constexpr (kCount > 1) add_product(sums.rest, x, weights.rest);
 }
 
@@ -130,7 +158,7 @@ struct Tile {
 
 template <int32_t kFormat, int kRows>
 static __attribute__((noinline)) void multiply(const Tile& tile) {
-    constexpr int64_t row_bytes = kPanel * (kFormat == stoker::kFloat32 ? 4 : 2);
+    constexpr int64_t step = row_bytes(kFormat);
     const float* x = tile.x;
     const int64_t stride = tile.x_stride;
     const char* weights = tile.weights;
@@ -145,17 +173,18 @@ static __attribute__((noinline)) void multiply(const Tile& tile) {
         }
 #pragma GCC unroll 4
         for (int k = 0; k < kUnroll; ++k) {
-            load_weights<kFormat>(row, weights + k * row_bytes);
+            load_weights<kFormat>(row, weights + k * step);
             add_products<kRows>(sums, x + k, stride, row);
+            asm volatile("" ::: "memory");  // loads drawn forward would need more registers
         }
         x += kUnroll;
-        weights += kUnroll * row_bytes;
+        weights += kUnroll * step;
     }
     for (int64_t left = tile.depth % kUnroll; left > 0; --left) {
         load_weights<kFormat>(row, weights);
         add_products<kRows>(sums, x, stride, row);
         ++x;
-        weights += row_bytes;
+        weights += step;
     }
     store_sums<kRows>(tile.out, tile.out_stride, sums);
 }
@@ -177,88 +206,122 @@ STOKER_INLINE int64_t parts_of_at_most(int64_t total, int64_t most) {
     return total <= most ? 1 : (total + most - 1) / most;
 }
 
-// How a layer is cut.
-struct Cut {
-    int64_t rows, panels;
-    int64_t num_blocks;  // of rows
-    int64_t num_pieces;  // of each panel's features
-
-    Cut(int64_t num_rows, const stoker::LinearArgs& args)
-        : rows(num_rows), panels(num_panels(args.out_features)) {
-        num_blocks = parts_of_at_most(rows, kBlockRows);
-        const int64_t depth = kPieceBytes / (kPanel * value_bytes(args.format));
-        num_pieces = rows <= kTileRows ? 1 : parts_of_at_most(args.in_features, depth);
-    }
+// A piece of one panel, and the rows it is to be multiplied with.
+struct Piece {
+    int64_t first_row, last_row;
+    int64_t panel;
+    int64_t first, last;  // features
 };
 
-// Rows [first_row, last_row) times one piece of a panel.
+// The pieces of a layer that this thread takes, in the order in which they are multiplied: for a
+// run of panels first all their first pieces, so that the rows' part of x is used many times.
+class Walk {
+public:
+    Walk(int64_t num_rows, const stoker::LinearArgs& args, const stoker::Share& share)
+        : share_(share), rows_(num_rows), features_(args.in_features),
+          panels_(num_panels(args.out_features)), blocks_(parts_of_at_most(num_rows, kBlockRows)),
+          pieces_(num_rows <= kTileRows
+                      ? 1
+                      : parts_of_at_most(features_, kPieceBytes / row_bytes(args.format))),
+          most_(num_rows <= kTileRows ? panels_ : kMostPanels), piece_(pieces_) {}
+
+    bool next(Piece& found) {
+        if (panel_ == end_) {
+            panel_ = start_;
+            if (++piece_ >= pieces_ && !begin_run()) return false;
+        }
+        found.first_row = part_start(rows_, blocks_, block_);
+        found.last_row = part_start(rows_, blocks_, block_ + 1);
+        found.panel = panel_++;
+        found.first = part_start(features_, pieces_, piece_);
+        found.last = part_start(features_, pieces_, piece_ + 1);
+        return true;
+    }
+
+private:
+    // Panels [start_, end_) of one block of rows.
+    bool begin_run() {
+        if (units_.first >= units_.last && !share_.take_some(blocks_ * panels_, most_, units_)) {
+            return false;
+        }
+        block_ = units_.first / panels_;
+        panel_ = start_ = units_.first % panels_;
+        const int64_t end = panel_ + units_.last - units_.first;
+        end_ = end < panels_ ? end : panels_;
+        units_.first += end_ - start_;
+        piece_ = 0;
+        return true;
+    }
+
+    const stoker::Share& share_;
+    const int64_t rows_, features_, panels_, blocks_, pieces_, most_;
+    stoker::Span units_{0, 0};  // of blocks_ * panels_, that are taken and not begun
+    int64_t block_ = 0, start_ = 0, panel_ = 0, end_ = 0, piece_;
+};
+
 template <int32_t kFormat>
-static void multiply_piece(const stoker::LinearArgs& args, int64_t first_row, int64_t last_row,
-                           int64_t panel, int64_t piece, const Cut& cut, float* spare) {
-    constexpr int64_t row_bytes = kPanel * (kFormat == stoker::kFloat32 ? 4 : 2);
-    const int64_t column = panel * kPanel;
-    const int64_t rows = last_row - first_row;
-    const int64_t first = part_start(args.in_features, cut.num_pieces, piece);
-    const int64_t last = part_start(args.in_features, cut.num_pieces, piece + 1);
-    const int64_t columns = args.out_features - column < kPanel ? args.out_features - column : kPanel;
-    const bool is_whole = columns == kPanel;
+STOKER_INLINE const char* weights_of(const stoker::LinearArgs& args, const Piece& piece) {
+    return static_cast<const char*>(args.weight) +
+           (piece.panel * args.in_features + piece.first) * row_bytes(kFormat);
+}
+
+// `spare` has room for a bias and for a panel's part of the output.
+template <int32_t kFormat>
+static void multiply_piece(const stoker::LinearArgs& args, const Piece& piece, const char* ahead,
+                           float* spare) {
+    const int64_t column = piece.panel * kPanel;
+    const int64_t rows = piece.last_row - piece.first_row;
+    const int64_t columns_left = args.out_features - column;
+    const bool is_whole = columns_left >= kPanel;
+    float* const out = is_whole ? args.out + piece.first_row * args.out_features + column
+                                : spare + kPanel;
     Tile tile;
     tile.x_stride = args.in_features;
-    tile.weights = static_cast<const char*>(args.weight) +
-                   (panel * args.in_features + first) * row_bytes;
-    tile.depth = last - first;
+    tile.weights = weights_of<kFormat>(args, piece);
+    tile.depth = piece.last - piece.first;
     tile.out_stride = is_whole ? args.out_features : kPanel;
-    float* const out = is_whole ? args.out + first_row * args.out_features + column
-                                : spare + kPanel;
-    const float* start = out;
     tile.start_stride = tile.out_stride;
-    if (piece == 0) {
+    const float* start = out;
+    if (piece.first == 0) {
         for (int64_t c = 0; c < kPanel; ++c) {
-            spare[c] = args.bias != nullptr && c < columns ? args.bias[column + c] : 0.0f;
+            spare[c] = args.bias != nullptr && c < columns_left ? args.bias[column + c] : 0.0f;
         }
         start = spare;
         tile.start_stride = 0;
     }
     const int64_t num_tiles = parts_of_at_most(rows, kTileRows);
-    tile.ahead = tile.weights + (cut.num_pieces == 1 ? tile.depth : args.in_features) * row_bytes;
-    const int64_t lines = kUnroll * row_bytes / 64;
-    tile.num_ahead = num_tiles >= lines ? 1 : (lines + num_tiles - 1) / num_tiles;
-    if (num_tiles == 1) tile.ahead = tile.weights + 1024;
+    const int64_t lines = kUnroll * row_bytes(kFormat) / 64;
+    tile.ahead = ahead;
+    tile.num_ahead = ahead == nullptr ? 0 : parts_of_at_most(lines, num_tiles);
+    if (num_tiles == 1) {  // as fast as memory is: look ahead in the same piece
+        tile.ahead = tile.weights + kAheadBytes;
+        tile.num_ahead = lines;
+    }
     for (int64_t t = 0; t < num_tiles; ++t) {
         const int64_t row = part_start(rows, num_tiles, t);
-        tile.x = args.x + (first_row + row) * args.in_features + first;
+        tile.x = args.x + (piece.first_row + row) * args.in_features + piece.first;
         tile.start = start + row * tile.start_stride;
         tile.out = out + row * tile.out_stride;
         if (t == lines) tile.num_ahead = 0;
         kMultiply<kFormat>[part_start(rows, num_tiles, t + 1) - row - 1](tile);
         tile.ahead += tile.depth / kUnroll * tile.num_ahead * 64;
     }
-    if (is_whole || piece + 1 != cut.num_pieces) return;
+    if (is_whole || piece.last != args.in_features) return;
     for (int64_t row = 0; row < rows; ++row) {
-        __builtin_memcpy(args.out + (first_row + row) * args.out_features + column,
-                         out + row * kPanel, size_t(columns) * sizeof(float));
+        __builtin_memcpy(args.out + (piece.first_row + row) * args.out_features + column,
+                         out + row * kPanel, size_t(columns_left) * sizeof(float));
     }
 }
 
 template <int32_t kFormat>
 static void multiply_all(int64_t rows, const stoker::LinearArgs& args, const stoker::Share& share) {
-    const Cut cut(rows, args);
-    alignas(64) float spare[(kBlockRows + 1) * kPanel];  // a bias, and a panel's part of the output
-    const int64_t most = rows <= kTileRows ? cut.panels : kMostPanels;
-    for (stoker::Span units; share.take_some(cut.num_blocks * cut.panels, most, units);) {
-        while (units.first < units.last) {
-            const int64_t block = units.first / cut.panels, panel = units.first % cut.panels;
-            const int64_t left = units.last - units.first;
-            const int64_t end = panel + left < cut.panels ? panel + left : cut.panels;
-            const int64_t first_row = part_start(rows, cut.num_blocks, block);
-            const int64_t last_row = part_start(rows, cut.num_blocks, block + 1);
-            for (int64_t piece = 0; piece < cut.num_pieces; ++piece) {
-                for (int64_t p = panel; p < end; ++p) {
-                    multiply_piece<kFormat>(args, first_row, last_row, p, piece, cut, spare);
-                }
-            }
-            units.first += end - panel;
-        }
+    alignas(64) float spare[(kBlockRows + 1) * kPanel];
+    Walk walk(rows, args, share);
+    Piece now{}, then{};
+    for (bool is_more = walk.next(now); is_more; now = then) {
+        is_more = walk.next(then);
+        const char* ahead = is_more ? weights_of<kFormat>(args, then) : nullptr;
+        multiply_piece<kFormat>(args, now, ahead, spare);
     }
 }
 
@@ -274,7 +337,7 @@ static void linear_floats(const stoker::Batch& batch, const stoker::LinearArgs& 
 }
 
 static int64_t packed_bytes_floats(int64_t out_features, int64_t in_features, int32_t format) {
-    return num_panels(out_features) * kPanel * in_features * value_bytes(format);
+    return num_panels(out_features) * in_features * row_bytes(format);
 }
 
 // Lay rows of bits into panels, where nothing has to be converted.
