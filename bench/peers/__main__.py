@@ -6,6 +6,8 @@ docs/benchmarks.md. What is measured is kept in a file, so that parts can be mea
 
 import argparse
 import os
+import signal
+import sys
 import time
 from pathlib import Path
 
@@ -40,6 +42,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = arguments()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that every side is ended
     kept = args.results or args.envs / "results.json"
     results = read_results(kept)
     if not args.show:
@@ -70,8 +73,10 @@ def measure(args: argparse.Namespace, kept: Path) -> None:
     try:
         for stage in STAGES:
             comparison.run_stage(stage, bars, args.skip)
-    finally:
-        comparison.close()
+    except BaseException:
+        comparison.kill()
+        raise
+    comparison.close()
     if "scheduler" in args.only:
         with held(args.lock):
             results.parts |= others.measure_schedulers(args.envs, args.threads, run_id, args.skip)

@@ -28,7 +28,7 @@ class Limits:
 
 @dataclass(slots=True, kw_only=True)
 class Comparison:
-    """One run of the comparison: what it starts is ended by `close`."""
+    """One run of the comparison: what it starts is ended by `close` or `kill`."""
 
     run_id: str
     commit: str
@@ -44,39 +44,40 @@ class Comparison:
 
     def run_stage(self, stage: Stage, bars: tuple[Bar, ...], skipped: Sequence[str]) -> None:
         """Measure what these bars want to know of a stage's sides."""
-        turns = turns_of(stage, bars)
-        wanted = [
-            side
-            for side in stage.sides
-            if any(side in sides for sides in turns.values()) and not is_skipped(side, skipped)
-        ]
-        for name in [name for name in self._alive if name not in wanted]:
+        turns = {
+            trace: [side for side in sides if not is_skipped(side, skipped)]
+            for trace, sides in turns_of(stage, bars).items()
+        }
+        for name in self._alive.keys() - {side for sides in turns.values() for side in sides}:
             self._alive.pop(name).close()
-        for name in wanted:
-            if name not in self._alive:
-                self._launch(name)
         for trace, sides in turns.items():
-            self._play(trace, [side for side in sides if side in self._alive])
+            for name in sides:
+                if name not in self._alive and not self._has_failed(name):
+                    self._launch(name)
+            self._play(trace, [name for name in sides if name in self._alive])
+
+    def _has_failed(self, name: str) -> bool:
+        launch = self.results.launches.get(name)
+        return launch is not None and launch.run_id == self.run_id and bool(launch.failure)
 
     def _launch(self, name: str) -> None:
+        """Start a side; if it fails, that is what is kept of it."""
         say(f"starting {name}")
         launch = Launch(run_id=self.run_id, commit=self.commit)
-        self.results.launches[name] = launch
-        side = None
         try:
-            side = self.start(name)
+            side = self._alive[name] = self.start(name)
             with held(self.locks[-1:]):
                 side.wait_ready(self.limits.start_s)
         except (PeerMissing, SideFailed) as error:
             launch.failure = str(error)
             say(f"{name}: {error}")
-            if side is not None:
-                side.close()
+            if name in self._alive:
+                self._alive.pop(name).close()
         else:
             launch.about, launch.start_s = side.about, side.start_s
             launch.peak_bytes = side.peak_bytes
             side.rest()
-            self._alive[name] = side
+        self.results.launches[name] = launch
         self.save()
 
     def _play(self, trace: str, names: list[str]) -> None:
@@ -113,13 +114,16 @@ class Comparison:
             say(f"{name} {trace}: {error}")
             if isinstance(error, Stopped):  # the side is gone with it
                 del self._alive[name]
-                self._launch(name)
-                if name not in self._alive:
-                    return
         launch = self.results.launches[name]
-        launch.peak_bytes = max(launch.peak_bytes, self._alive[name].peak_bytes)
+        launch.peak_bytes = max(launch.peak_bytes, side.peak_bytes)
+
+    def kill(self) -> None:
+        """End everything at once."""
+        while self._alive:
+            self._alive.popitem()[1].kill()
 
     def close(self) -> None:
+        """Let everything end by itself."""
         while self._alive:
             self._alive.popitem()[1].close()
 

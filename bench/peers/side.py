@@ -82,7 +82,7 @@ class Side:
             try:
                 self._process.stdin.write(json.dumps(asked) + "\n")
                 self._process.stdin.flush()
-            except BrokenPipeError:
+            except (BrokenPipeError, ValueError):  # it is gone, or was ended here
                 raise SideFailed(f"it has ended: {self._last_words()}") from None
             answer = self._answer(limit_s)
             self.peak_bytes = max(self.peak_bytes, tree_bytes(self._process.pid))
@@ -133,8 +133,17 @@ class Side:
             self._process.wait(END_S)
         except subprocess.TimeoutExpired:
             self.kill()
+        self._close_output()
 
     def kill(self) -> None:
         """End it now, with all that it started in its group; our clusters end by themselves."""
+        assert self._process.stdin is not None
         self._signal(signal.SIGKILL)
         self._process.wait()
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._close_output()
+
+    def _close_output(self) -> None:
+        assert self._process.stdout is not None
+        self._process.stdout.close()

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from bench.report import ROOT
 from cluster.config import load_config
-from stoker.llm import with_model_at_hand
+from cluster.models import resolve_model
 
 FORMATS = {
     "f32": (GGMLQuantizationType.F32, LlamaFileType.ALL_F32),
@@ -59,7 +59,7 @@ LARGE = {
 
 def small_model() -> Path:
     """SmolLM2-135M-Instruct, in float32; fetched on first use."""
-    return Path(with_model_at_hand(load_config(None, None, model="smollm2")).model or "")
+    return resolve_model("smollm2", Path(load_config(None, None).models_dir)).resolve()
 
 
 def large_model(folder: Path) -> Path:
