@@ -1,5 +1,6 @@
 """How many KV blocks a rank can hold: what is free, what computing takes, what is left."""
 
+import ctypes
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -114,6 +115,12 @@ def peak_growth(run: Callable[[], None], proc: Path = PROC) -> int:
     before = _status_bytes(proc, "VmRSS")
     run()
     return max(0, _status_bytes(proc, "VmHWM") - before)
+
+
+def trim_heap() -> None:
+    """Give the system back what this process has freed, where the C library can (glibc)."""
+    with suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(ctypes.c_size_t(0))
 
 
 def free_host_bytes(proc: Path = PROC, cgroup: Path = CGROUP) -> int:

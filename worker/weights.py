@@ -1,12 +1,16 @@
 """Weight files in the safetensors format, of which each rank reads its slices only.
 
 Files are mapped, not read: bytes outside a rank's slices never leave the disk. A tensor is
-converted to the wanted type as it is read, so no second copy of the whole ever exists.
+converted to the wanted type as it is read, or lent as it lies in the file, and its pages are
+given up when it was used, so no second copy of the whole ever exists.
 """
 
+import ctypes
 import json
+import mmap
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Protocol
 
@@ -52,8 +56,8 @@ class Checkpoint:
         self._model_dir, self._dtype = model_dir, dtype
         self._open_files = ExitStack()
         self._by_name: dict[str, tuple[Path, _OpenFile]] = {}
-        self.read_bytes = 0
-        """Bytes of all tensors read so far, in the wanted type."""
+        self._lent: list[Tensor] = []
+        """Whole tensors in the mapped files of which something may still be in use."""
         try:
             for file in _weight_files(model_dir):
                 opened = self._open(file)
@@ -67,6 +71,7 @@ class Checkpoint:
 
     def __exit__(self, *exc_info: object) -> None:
         self._by_name.clear()
+        self._lent.clear()
         self._open_files.close()
 
     def __contains__(self, name: str) -> bool:
@@ -86,9 +91,51 @@ class Checkpoint:
         """A tensor, or the rows or columns of it that are wanted, in memory of its own.
 
         Raises:
+            DamagedCheckpoint: as for `lend`.
+        """
+        lent = self.lend(name, shape, rows=rows, columns=columns)
+        return lent.clone() if self.lends(lent) else lent
+
+    def lend(
+        self,
+        name: str,
+        shape: tuple[int, ...],
+        *,
+        rows: Span | None = None,
+        columns: Span | None = None,
+    ) -> Tensor:
+        """A tensor, or the rows or columns of it that are wanted, to be used until `take_back`.
+
+        It may be a view of the mapped file, which would fault if the file changed.
+
+        Raises:
             DamagedCheckpoint: it is missing, or not of `shape` (that of the whole tensor), or
                 not of a floating point type, or cannot be read.
         """
+        whole = self._whole(name, shape)
+        self._lent.append(whole)
+        wanted = [slice(None)] * len(shape)
+        for axis, span in enumerate((rows, columns)):
+            if span is not None:
+                wanted[axis] = span.as_slice()
+        return whole[tuple(wanted)].to(self._dtype)
+
+    def lends(self, tensor: Tensor) -> bool:
+        """Whether a tensor lies in what was lent since `take_back`."""
+        at = tensor.data_ptr()
+        return any(whole.data_ptr() <= at < _end_of(whole) for whole in self._lent)
+
+    def take_back(self) -> None:
+        """Nothing that was lent is in use any more: pages of files are not memory of ours."""
+        for whole in self._lent:
+            start = whole.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+            # A failure costs memory only; the pages come back if somebody reads them after all.
+            _libc().madvise(
+                ctypes.c_void_p(start), ctypes.c_size_t(_end_of(whole) - start), mmap.MADV_DONTNEED
+            )
+        self._lent.clear()
+
+    def _whole(self, name: str, shape: tuple[int, ...]) -> Tensor:
         if name not in self._by_name:
             raise DamagedCheckpoint(
                 self._model_dir,
@@ -108,18 +155,10 @@ class Checkpoint:
                 f"wanted one of the types {', '.join(_DTYPES)}, got {lazy.get_dtype()}",
                 tensor=name,
             )
-        wanted = [slice(None)] * len(shape)
-        for axis, span in enumerate((rows, columns)):
-            if span is not None:
-                wanted[axis] = span.as_slice()
         try:
-            tensor = lazy[tuple(wanted)]
+            return lazy[(slice(None),) * len(shape)]
         except (SafetensorError, OSError, ValueError) as error:
             raise DamagedCheckpoint(file, f"cannot be read: {error}", tensor=name) from error
-        # A whole tensor is a view of the mapped file, which would fault if the file changed.
-        tensor = tensor.clone() if tensor.dtype == self._dtype else tensor.to(self._dtype)
-        self.read_bytes += tensor.nbytes
-        return tensor
 
     def _open(self, file: Path) -> _OpenFile:
         try:
@@ -132,6 +171,16 @@ class Checkpoint:
                 file, f"not a whole safetensors file ({size} bytes): {error}. Fetch it again"
             ) from error
         return opened
+
+
+def _end_of(tensor: Tensor) -> int:
+    """The address after a contiguous tensor's last byte."""
+    return tensor.data_ptr() + tensor.nbytes
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
 
 
 def _weight_files(model_dir: Path) -> list[Path]:

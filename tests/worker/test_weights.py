@@ -28,7 +28,6 @@ def test_a_span_of_rows_or_columns_is_read_alone(tmp_path: Path) -> None:
 
     assert rows.equal(WEIGHT[1:3])
     assert columns.equal(WEIGHT[:, 2:])
-    assert checkpoint.read_bytes == rows.nbytes + columns.nbytes
 
 
 def test_tensors_outlive_their_files(tmp_path: Path) -> None:
@@ -37,6 +36,35 @@ def test_tensors_outlive_their_files(tmp_path: Path) -> None:
     (tmp_path / SINGLE_FILE).write_bytes(b"")
 
     assert whole.equal(WEIGHT)
+
+
+def test_what_is_lent_lies_in_the_file_until_it_is_converted(tmp_path: Path) -> None:
+    with Checkpoint(save(tmp_path, weight=WEIGHT), torch.float32) as checkpoint:
+        lent = checkpoint.lend("weight", (6, 4), columns=Span(2, 4))
+        assert lent.equal(WEIGHT[:, 2:])
+        assert checkpoint.lends(lent)
+        assert not checkpoint.lends(lent.clone())
+        assert not checkpoint.lends(lent.to(torch.bfloat16))
+        checkpoint.take_back()
+        assert not checkpoint.lends(lent)
+
+
+def test_pages_of_a_file_are_given_up_with_what_was_lent(tmp_path: Path) -> None:
+    large = torch.ones(4096, 4096)  # 64 MiB
+    with Checkpoint(save(tmp_path, weight=large), torch.float32) as checkpoint:
+        before = mapped_file_bytes()
+        checkpoint.lend("weight", (4096, 4096)).sum()
+        held = mapped_file_bytes()
+        checkpoint.take_back()
+        after = mapped_file_bytes()
+
+    assert held - before > large.nbytes * 0.9
+    assert after - before < large.nbytes * 0.1
+
+
+def mapped_file_bytes() -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("RssFile:")[2].split()[0]) * 1024
 
 
 @pytest.mark.parametrize("stored", [torch.float16, torch.bfloat16, torch.float32])

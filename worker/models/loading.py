@@ -1,8 +1,11 @@
 """From a checkpoint's tensors to one rank's slices, fused and packed for its operations."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
+from worker.memory import trim_heap
 from worker.models.decoder import DecoderWeights, LayerWeights
 from worker.models.rope import rope_table
 from worker.models.spec import ModelSpec
@@ -46,12 +49,12 @@ class WeightLoader:
         """
         spec, rows = self._spec, self._shard.vocab_rows
         vocabulary = (spec.vocab_size, spec.hidden_size)
-        table = self._read("model.embed_tokens.weight", vocabulary, rows=rows)
+        table = "model.embed_tokens.weight"
         if spec.ties_embeddings:
-            lm_head = embedding = self._pack(table, None)
+            lm_head = embedding = self._pack(self._read(table, vocabulary, rows=rows), None)
         else:
-            embedding = self._ops.pack_embedding(table)
-            self._num_bytes += embedding.weight.nbytes
+            kept = self._ops.pack_embedding(self._read(table, vocabulary, rows=rows))
+            embedding = self._kept(kept)
             lm_head = self._pack(self._read("lm_head.weight", vocabulary, rows=rows), None)
         layers = tuple(self._layer(index) for index in range(spec.num_layers))
         cos_sin = rope_table(spec.rope, spec.head_dim, max_positions).to(self._device)
@@ -67,6 +70,7 @@ class WeightLoader:
     def _layer(self, index: int) -> LayerWeights:
         spec, hidden = self._spec, self._spec.hidden_size
         layer = f"model.layers.{index}."
+        trim_heap()  # small tensors that stay would keep the holes of large ones that went
         return LayerWeights(
             input_norm=self._vector(layer + "input_layernorm.weight", hidden),
             qkv=self._qkv(layer + "self_attn."),
@@ -120,12 +124,13 @@ class WeightLoader:
         weights = [
             self._read(name + ".weight", (width, hidden), rows=span) for name, width, span in parts
         ]
+        weight = torch.cat(weights)
         biases = [
             self._vector(name + ".bias", width, span)
             for name, width, span in parts
             if has_bias
         ]
-        return self._pack(torch.cat(weights), torch.cat(biases) if has_bias else None)
+        return self._pack(weight, torch.cat(biases) if has_bias else None)
 
     def _by_rows(self, name: str, width: int, columns: Span, *, has_bias: bool) -> Linear:
         """A projection whose input is this rank's columns. Rank 0's partial sum has the bias."""
@@ -135,13 +140,19 @@ class WeightLoader:
         return self._pack(weight, bias if self._shard.rank == 0 else None)
 
     def _pack(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        packed = self._ops.pack_linear(weight, bias)
+        return self._kept(self._ops.pack_linear(weight, bias))
+
+    def _kept(self, packed: Linear) -> Linear:
+        """In memory of its own; what the checkpoint has lent for it is not used any more."""
+        if self._checkpoint.lends(packed.weight):
+            packed = replace(packed, weight=packed.weight.clone())
+        self._checkpoint.take_back()
         self._num_bytes += packed.weight.nbytes
         return packed
 
     def _vector(self, name: str, width: int, span: Span | None = None) -> Tensor:
         """A bias or the weights of a norm, in the dtype of activations."""
-        vector = self._read(name, (width,), rows=span)
+        vector = self._checkpoint.read(name, (width,), rows=span).to(self._device)
         vector = vector.to(self._ops.activation_dtype(vector.dtype))
         self._num_bytes += vector.nbytes
         return vector
@@ -154,7 +165,8 @@ class WeightLoader:
         rows: Span | None = None,
         columns: Span | None = None,
     ) -> Tensor:
-        return self._checkpoint.read(name, shape, rows=rows, columns=columns).to(self._device)
+        """A weight on its device, or lent by the checkpoint until it is packed."""
+        return self._checkpoint.lend(name, shape, rows=rows, columns=columns).to(self._device)
 
 
 def _scaled(heads: Span, head_dim: int) -> Span:
