@@ -15,7 +15,7 @@ NATIVE := $(wildcard kvcache/native/*.cpp worker/ops/native/*.cpp worker/ops/nat
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help run setup fmt lint types walls check test test-slow bench lock clean clean-all
+.PHONY: help run setup fmt lint types walls check test test-slow bench bench-peers lock clean clean-all
 
 help:  ## say what each target does
 	@echo 'You need Linux, Python 3.11 or newer with venv, a C++17 compiler and make; on Debian:'
@@ -58,6 +58,9 @@ bench: setup  ## measure, and print the tables that docs/ quotes (about ten minu
 	$(BIN)/python -m bench.throughput c
 	$(BIN)/python -m bench.mixed_steps
 
+bench-peers: setup  ## measure beside vLLM, llama.cpp and transformers, and write docs/benchmarks.md (two hours)
+	$(BIN)/python -m bench.peers --page docs/benchmarks.md
+
 lock: $(STAMP)  ## write requirements.lock anew, from what is installed
 	$(BIN)/python scripts/lock.py
 
@@ -66,8 +69,8 @@ clean:  ## remove what set-up and tests made, but not the models
 	rm -f kvcache/native/*.so worker/ops/native/*.so
 	find $(PACKAGES) tests bench scripts -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
-clean-all: clean  ## remove the models in this folder too
-	rm -rf models
+clean-all: clean  ## remove the models in this folder, and the peers, too
+	rm -rf models .peers
 
 # One stamp for the environment: torch first (it decides by itself which build of it fits this
 # machine), then everything else as locked, then Triton where torch brought none (its interpreter
