@@ -38,10 +38,6 @@ def use_64_mib() -> None:
     np.ones(64 * MIB // 8)
 
 
-def growth_of_64_mib() -> int:
-    return peak_growth(use_64_mib)
-
-
 def measured_with_64_mib() -> Measured:
     return measure_memory(make_config(), torch.device("cpu"), use_64_mib)
 
@@ -106,7 +102,8 @@ def test_this_machine_has_some_memory_free() -> None:
 
 
 def test_the_peak_of_a_run_is_seen_though_it_has_passed() -> None:
-    assert in_fresh_process(growth_of_64_mib) > 60 * MIB
+    # An array of this size has pages of its own, whatever memory earlier tests have freed.
+    assert peak_growth(use_64_mib) > 60 * MIB
 
 
 def test_ranks_of_one_host_share_what_is_free() -> None:
