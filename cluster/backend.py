@@ -25,6 +25,7 @@ class RunnerSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     max_num_batched_tokens: int
     max_model_len: int | None
     gpu_memory_utilization: float
+    kv_cache_dtype: str = "auto"
     kv_cache_memory_bytes: int | None = None
     num_kv_blocks: int | None = None
     enforce_eager: bool = False

@@ -76,7 +76,11 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = "auto"
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
-        setting("Of weights and K/V; auto: the checkpoint's own, float32 on most CPUs."),
+        setting("Of weights; auto: the checkpoint's own."),
+    ] = "auto"
+    kv_cache_dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16", "int8"],
+        setting("Of K/V; auto: as dtype. int8 (CPUs) holds nearly 4x float32's tokens."),
     ] = "auto"
     ops: Annotated[
         Literal["auto", "reference", "cpu", "cuda"],

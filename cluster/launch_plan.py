@@ -111,6 +111,7 @@ class LaunchPlan:
         return RunnerSpec(
             model_dir=str(self.model_dir),
             dtype=config.dtype,
+            kv_cache_dtype=config.kv_cache_dtype,
             device=config.device,
             ops=config.ops,
             block_size=config.block_size,

@@ -316,6 +316,8 @@ class RankCapacity(Struct, frozen=True, kw_only=True, omit_defaults=True):
     activation_bytes: int = 0
     free_bytes: int = 0
     device: str = ""
+    kv_cache_dtype: str = ""
+    """How K/V are held: float32, bfloat16, float16 or int8"""
 
 
 class WorkerHello(

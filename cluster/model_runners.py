@@ -35,6 +35,7 @@ def runner_config(launch: WorkerLaunch) -> RunnerConfig:
     return RunnerConfig(
         model_dir=Path(spec.model_dir),
         dtype=spec.dtype,
+        kv_cache_dtype=spec.kv_cache_dtype,
         device=spec.device,
         ops=spec.ops,
         tensor_parallel_size=launch.num_ranks,

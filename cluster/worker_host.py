@@ -122,6 +122,7 @@ class WorkerHost:
             activation_bytes=capacity.activation_bytes,
             free_bytes=capacity.free_bytes,
             block_bytes=capacity.block_bytes,
+            kv_cache_dtype=capacity.kv_cache_dtype,
             num_blocks=capacity.num_blocks,
             device=capacity.device,
         )

@@ -5,25 +5,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KVGeometry:
-    """K/V of one rank: in each layer and block [2, block_size, num_kv_heads, head_dim] values."""
+    """K/V of one rank: in each layer and block [2, block_size, num_kv_heads] heads."""
 
     num_layers: int
     num_kv_heads: int
     """Of this rank's shard, not of the whole model."""
-    head_dim: int
+    head_bytes: int
+    """Of one head of one token, as the format holds it."""
     block_size: int
     """Tokens per block."""
-    value_bytes: int
-    """4 for float32, 2 for the 16-bit types."""
 
     def __post_init__(self) -> None:
-        for name in ("num_layers", "num_kv_heads", "head_dim", "block_size", "value_bytes"):
+        for name in ("num_layers", "num_kv_heads", "head_bytes", "block_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
 
     @property
     def token_bytes(self) -> int:
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.value_bytes
+        return 2 * self.num_layers * self.num_kv_heads * self.head_bytes
 
     @property
     def block_bytes(self) -> int:

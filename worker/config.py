@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+KV_CACHE_DTYPES = (*DTYPES, "int8")
 DEVICES = ("cpu", "cuda")
 OPERATION_SETS = ("auto", "reference", "cpu", "cuda")
 
@@ -19,8 +20,11 @@ class RunnerConfig:
     model_dir: Path
     """Folder with config.json and safetensors files."""
     dtype: str = "auto"
-    """Of weights and K/V, and on a GPU of activations, which on a CPU are float32. auto: the
+    """Of weights, and on a GPU of activations, which on a CPU are float32. auto: the
     checkpoint's own."""
+    kv_cache_dtype: str = "auto"
+    """How K/V are held; auto: as `dtype` says. Narrower: more tokens fit, and long contexts are
+    read faster, at the price of rounding."""
     device: str = "cpu"
     """cpu or cuda; which GPU is the process's choice (the current CUDA device)."""
     ops: str = "auto"
@@ -50,7 +54,12 @@ class RunnerConfig:
     """CPU threads for computing. More than the cores this rank has make it slower."""
 
     def __post_init__(self) -> None:
-        for name, known in (("dtype", DTYPES), ("device", DEVICES), ("ops", OPERATION_SETS)):
+        for name, known in (
+            ("dtype", DTYPES),
+            ("kv_cache_dtype", KV_CACHE_DTYPES),
+            ("device", DEVICES),
+            ("ops", OPERATION_SETS),
+        ):
             if getattr(self, name) not in known:
                 raise ValueError(
                     f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}"

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kvcache.geometry import KVGeometry
+from worker.errors import ModelError
 
 ALIGNMENT = 64
 """Bytes, as torch aligns its own tensors: matrix products of the same numbers may round
@@ -26,11 +27,46 @@ class KVStore:
         if num_blocks < 1:
             raise ValueError(f"num_blocks must be at least 1, got {num_blocks}")
         self.geometry, self.num_blocks = geometry, num_blocks
-        shape = (2, num_blocks, geometry.block_size, geometry.num_kv_heads, geometry.head_dim)
+        width = geometry.head_bytes // dtype.itemsize
+        shape = (2, num_blocks, geometry.block_size, geometry.num_kv_heads, width)
         self.layers: tuple[Tensor, ...] = tuple(
             _zeros(shape, dtype, device) for _ in range(geometry.num_layers)
         )
-        """Per layer [2, num_blocks, block_size, num_kv_heads, head_dim]; K, then V"""
+        """Per layer [2, num_blocks, block_size, num_kv_heads, head width]; K, then V"""
+
+
+def head_width(head_dim: int, dtype: torch.dtype) -> int:
+    """Columns of a pool: int8 values are followed by the float32 to multiply them with."""
+    return head_dim + torch.float32.itemsize if dtype == torch.int8 else head_dim
+
+
+def choose_kv_dtype(wanted: str, dtype: torch.dtype, ops_name: str) -> torch.dtype:
+    """How K/V are held; `auto` is as the model's `dtype`.
+
+    Raises:
+        ModelError: this set of operations does not read that.
+    """
+    known = {
+        "auto": dtype,
+        "float32": torch.float32,
+        "bfloat16": torch.bfloat16,
+        "float16": torch.float16,
+        "int8": torch.int8,
+    }
+    chosen = known[wanted]
+    if ops_name == "cuda" and chosen != dtype:
+        own = str(dtype).removeprefix("torch.")
+        raise ModelError(
+            f"kv_cache_dtype={wanted!r}: ops 'cuda' hold K/V in the model's own type, {own}. "
+            f"Leave kv_cache_dtype at 'auto', set dtype={wanted!r} if that is a float type, or "
+            "use device='cpu'"
+        )
+    if ops_name == "reference" and chosen == torch.int8:
+        raise ModelError(
+            "kv_cache_dtype='int8': ops 'reference' read float types only. Use ops='cpu', or "
+            "kv_cache_dtype float32, bfloat16 or float16"
+        )
+    return chosen
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -23,6 +23,8 @@ class Capacity(Struct, frozen=True, kw_only=True):
     num_blocks: int
     """KV blocks that it could hold."""
     block_bytes: int
+    kv_cache_dtype: str
+    """float32, bfloat16, float16 or int8"""
     vocab_size: int
     max_model_len: int
     weight_bytes: int

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,7 @@ from worker.grammar import tokenizer_of
 from worker.graphs import CudaCapture, DecodeGraphs, graph_sizes
 from worker.guide import Guide
 from worker.host_copy import HostCopy, to_device
-from worker.kv_store import KVStore
+from worker.kv_store import KVStore, choose_kv_dtype, head_width
 from worker.memory import Capacity, measure_memory, num_blocks_for
 from worker.models.decoder import Decoder
 from worker.models.loading import WeightLoader, model_widths
@@ -62,12 +62,12 @@ class ModelRunner:
         self.max_model_len = _max_model_len(config, self.spec)
         self.dtype = choose_dtype(config.dtype, self.spec.dtype)
         self._ops: Operations = make_operations(config.ops, config.device, config.num_threads)
+        self._kv_dtype = choose_kv_dtype(config.kv_cache_dtype, self.dtype, self._ops.name)
         self._geometry = KVGeometry(
             num_layers=self.spec.num_layers,
             num_kv_heads=self._shard.kv_heads.size,
-            head_dim=self.spec.head_dim,
+            head_bytes=head_width(self.spec.head_dim, self._kv_dtype) * self._kv_dtype.itemsize,
             block_size=config.block_size,
-            value_bytes=self.dtype.itemsize,
         )
         self._decoder: Decoder | None = None
         self._store: KVStore | None = None
@@ -117,6 +117,7 @@ class ModelRunner:
         return Capacity(
             num_blocks=num_blocks_for(self._config, self._geometry, self.max_model_len, measured),
             block_bytes=self._geometry.block_bytes,
+            kv_cache_dtype=str(self._kv_dtype).removeprefix("torch."),
             vocab_size=self.spec.vocab_size,
             max_model_len=self.max_model_len,
             weight_bytes=self._decoder.weights.num_bytes,
@@ -127,7 +128,7 @@ class ModelRunner:
 
     def allocate(self, num_blocks: int) -> None:
         """Make the pool: the least capacity of the group's ranks."""
-        self._store = KVStore(self._geometry, num_blocks, self.dtype, self._device)
+        self._store = KVStore(self._geometry, num_blocks, self._kv_dtype, self._device)
         self._table = SlotTable(
             max_num_seqs=self._config.max_num_seqs,
             max_model_len=self.max_model_len,
@@ -326,7 +327,7 @@ class ModelRunner:
 
     def _estimate_graphs(self) -> int:
         """Over a pool of one block: padded rows, the only ones while recording, touch none."""
-        store = KVStore(self._geometry, 1, self.dtype, self._device)
+        store = KVStore(self._geometry, 1, self._kv_dtype, self._device)
         return self._make_graphs(store.layers).estimate()
 
     def _profile(self) -> None:
@@ -341,10 +342,9 @@ class ModelRunner:
         longest = min(config.max_num_batched_tokens - num_slices + 1, self.max_model_len)
         batch = _profile_batch(longest, num_slices, config.block_size, self.max_model_len)
         batch = batch_on_device(batch, self._device)
-        shape = self._decoder.shape
         num_blocks = blocks_for(longest, config.block_size)
-        layer = (2, num_blocks, config.block_size, shape.num_kv_heads, shape.head_dim)
-        kv = torch.zeros(layer, dtype=self.dtype, device=self._device)
+        one_layer = replace(self._geometry, num_layers=1)
+        (kv,) = KVStore(one_layer, num_blocks, self._kv_dtype, self._device).layers
         rows = batch.slice_offsets[1:].to(torch.int64) - 1
         program = self._make_program([kv])
         hidden = program.run(batch, rows) if program else self._launch(batch, [kv], rows)
@@ -422,7 +422,7 @@ class LaunchedStep:
 
 
 def choose_dtype(wanted: str, checkpoint: str) -> torch.dtype:
-    """The type of weights and K/V; `auto` is the checkpoint's."""
+    """The type of weights; `auto` is the checkpoint's."""
     chosen = checkpoint if wanted == "auto" else wanted
     known = {
         "float32": torch.float32,

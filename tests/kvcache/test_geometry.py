@@ -9,9 +9,8 @@ def make_geometry(**changes: int) -> KVGeometry:
     smollm2 = {
         "num_layers": 30,
         "num_kv_heads": 3,
-        "head_dim": 64,
+        "head_bytes": 64 * 4,
         "block_size": 16,
-        "value_bytes": 4,
     }
     return KVGeometry(**{**smollm2, **changes})
 
@@ -22,7 +21,7 @@ def test_a_token_of_smollm2_takes_46080_bytes_in_float32() -> None:
 
 
 def test_a_16_bit_type_halves_a_block() -> None:
-    assert 2 * make_geometry(value_bytes=2).block_bytes == make_geometry().block_bytes
+    assert 2 * make_geometry(head_bytes=64 * 2).block_bytes == make_geometry().block_bytes
 
 
 def test_a_budget_holds_whole_blocks_only() -> None:
@@ -43,9 +42,7 @@ def test_a_sequence_takes_its_last_block_whole(tokens: int, blocks: int) -> None
     assert geometry.blocks_in(geometry.bytes_for(tokens)) == blocks
 
 
-@pytest.mark.parametrize(
-    "name", ["num_layers", "num_kv_heads", "head_dim", "block_size", "value_bytes"]
-)
+@pytest.mark.parametrize("name", ["num_layers", "num_kv_heads", "head_bytes", "block_size"])
 def test_a_geometry_without_room_is_refused_by_name(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} must be at least 1, got 0"):
         make_geometry(**{name: 0})

@@ -20,7 +20,7 @@ from worker.memory import Measured, free_host_bytes, measure_memory, num_blocks_
 MIB = 2**20
 P = ParamSpec("P")
 T = TypeVar("T")
-GEOMETRY = KVGeometry(num_layers=2, num_kv_heads=2, head_dim=8, block_size=4, value_bytes=4)
+GEOMETRY = KVGeometry(num_layers=2, num_kv_heads=2, head_bytes=8 * 4, block_size=4)
 
 
 def make_config(**changes: object) -> RunnerConfig:

@@ -72,8 +72,8 @@ class ReferenceOperations:
         q, k = _rotate(q, angles), _rotate(k, angles)
         is_real = batch.cells >= 0
         cells = batch.cells[is_real]
-        kv.view(2, -1, num_kv, head_dim)[0, cells] = k[is_real]
-        kv.view(2, -1, num_kv, head_dim)[1, cells] = v[is_real]
+        kv.view(2, -1, num_kv, head_dim)[0, cells] = k[is_real].to(kv.dtype)
+        kv.view(2, -1, num_kv, head_dim)[1, cells] = v[is_real].to(kv.dtype)
         return q
 
     def paged_attention(
