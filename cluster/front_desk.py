@@ -41,8 +41,6 @@ def is_worth_a_line(total: int) -> bool:
     return total & (total - 1) == 0
 
 
-CANCELLED = "the request was cancelled by its id"
-
 _LOADING = "the model is being loaded; requests are taken when it is"
 
 
@@ -195,7 +193,8 @@ class FrontDesk:
                 for sequence in self._scheduler.live.values()
                 if theirs.fullmatch(sequence.request.label)
             ]
-            ends = self._scheduler.end_early(serials, Finish.ABORT, CANCELLED, now)
+            # Without a message: with one, the engine itself would have given them up.
+            ends = self._scheduler.end_early(serials, Finish.ABORT, "", now)
             self.deliver(ends, now)
         self._log.info("requests_cancelled", client=client, label=label[:64], count=len(serials))
         self._send(client, Cancelled(label, len(serials)), now)

@@ -245,7 +245,7 @@ def test_requests_are_cancelled_by_their_label_whosever_they_are(tmp_path: Path)
         }
         assert [owner.ends[handle] for handle in (*one, two)] == [Finish.ABORT] * 3
         assert owner.ends[three] is Finish.LENGTH
-        assert owner.messages[one[0]] == "the request was cancelled by its id"
+        assert not any(owner.messages.values()), "it was not the engine that gave them up"
         wait_for_status(other, is_idle)
 
 
