@@ -11,6 +11,8 @@ answered; only then can they be handed out again.
 from collections import deque
 from collections.abc import Sequence
 
+import numpy as np
+
 from kvcache.pool import BlockPool
 from kvcache.prefix import PrefixIndex
 from kvcache.table import BlockTables, IndexArray, Int32Array
@@ -82,13 +84,13 @@ class KVCache:
         self.tables.assign(slot, blocks)
         return blocks
 
-    def extend(self, slots: IndexArray) -> list[int]:
-        """Append one new block to each slot's table.
+    def extend(self, slots: IndexArray) -> Int32Array:
+        """Append one new block to each slot's table; returns these blocks.
 
         Raises:
             OutOfBlocks: not enough idle blocks; nothing was taken.
         """
-        blocks = self._take(len(slots))
+        blocks = np.array(self._take(len(slots)), dtype=np.int32)
         self.tables.append_each(slots, blocks)
         return blocks
 
@@ -125,6 +127,7 @@ class KVCache:
             self.pool.give_back(blocks, self.index.holds)
 
     def _take(self, count: int) -> list[int]:
+        num_blank = self.pool.num_blank
         blocks = self.pool.take(count)
-        self.index.forget(blocks)
+        self.index.forget(blocks[num_blank:])
         return blocks

@@ -26,7 +26,7 @@ def check_cache(cache: KVCache) -> None:
             f"block {block} has {pool.holders(block)} holders, tables and limbo say {held[block]}"
         )
         assert (block in idle) == (held[block] == 0), f"block {block} idle but held, or not"
-    for block in pool.idle()[: len(pool._blank)]:
+    for block in pool.idle()[: pool.num_blank]:
         assert not index.holds(block), f"block {block} is reusable, but among those that are not"
     assert len(index._block_by_key) == len(index._key_by_block), "index maps differ in size"
     for key, block in index._block_by_key.items():

@@ -23,7 +23,7 @@ KEY = np.dtype(f"V{KEY_BYTES}")
 
 KeyArray = npt.NDArray[np.void]
 
-_VERSION = 1
+_VERSION = 2
 
 
 def root_key(salt: str | None) -> bytes:
@@ -48,20 +48,32 @@ def chain_keys(parent: bytes, tokens: npt.NDArray[np.int32], block_size: int) ->
     return found
 
 
-def next_keys(parents: KeyArray, blocks: npt.NDArray[np.int32]) -> KeyArray:
+def next_keys(
+    parents: KeyArray,
+    tokens: npt.NDArray[np.int32],
+    rows: npt.NDArray[np.intp],
+    ends: npt.NDArray[np.int32],
+    block_size: int,
+) -> KeyArray:
     """Keys of N full blocks of different sequences, each with a parent of its own.
 
-    Shapes: parents and the result are [N], blocks is [N, block_size].
+    Block i is the `block_size` tokens of row `rows[i]` before position `ends[i]`.
+
+    Shapes: parents, rows, ends and the result are [N], tokens is [num_rows, width].
     """
-    num_blocks, block_bytes = len(blocks), blocks.shape[1] * 4
     native = native_library()
-    data = np.ascontiguousarray(blocks, dtype="<i4").tobytes()
     if native is None:
-        pieces = (data[at : at + block_bytes] for at in range(0, len(data), block_bytes))
-        keys = [_key(*pair) for pair in zip(parents.tolist(), pieces, strict=True)]
+        blocks = tokens[rows[:, None], ends[:, None] + np.arange(-block_size, 0)]
+        pairs = zip(parents.tolist(), blocks.astype("<i4"), strict=True)
+        keys = [_key(parent, block.tobytes()) for parent, block in pairs]
         return np.frombuffer(b"".join(keys), dtype=KEY)
-    found: KeyArray = np.empty(num_blocks, dtype=KEY)
-    native.stoker_next_keys(parents.tobytes(), data, num_blocks, block_bytes, found.ctypes.data)
+    assert tokens.flags.c_contiguous
+    begins = rows * tokens.shape[1] + (ends - block_size)
+    found: KeyArray = np.empty(len(rows), dtype=KEY)
+    native.stoker_next_keys(
+        *(parents.tobytes(), tokens.ctypes.data, begins.tobytes(), len(rows), block_size),
+        found.ctypes.data,
+    )
     return found
 
 
@@ -91,10 +103,8 @@ def native_library() -> ctypes.CDLL | None:
             return None
     except (OSError, AttributeError):
         return None
-    for function in (native.stoker_chain_keys, native.stoker_next_keys):
-        function.argtypes = (
-            *(ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int64, ctypes.c_int64),
-            ctypes.c_void_p,
-        )
-        function.restype = None
+    text, count, address = ctypes.c_char_p, ctypes.c_int64, ctypes.c_void_p
+    native.stoker_chain_keys.argtypes = (text, text, count, count, address)
+    native.stoker_next_keys.argtypes = (text, address, text, count, count, address)
+    native.stoker_chain_keys.restype = native.stoker_next_keys.restype = None
     return native

@@ -31,6 +31,11 @@ class BlockPool:
     def num_idle(self) -> int:
         return len(self._blank) + len(self._reusable)
 
+    @property
+    def num_blank(self) -> int:
+        """Idle blocks that hold nothing reusable; they are taken first."""
+        return len(self._blank)
+
     def idle(self) -> list[int]:
         """In the order of their reuse."""
         return [*reversed(self._blank), *self._reusable]

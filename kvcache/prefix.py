@@ -17,16 +17,16 @@ class PrefixIndex:
         """Whether the block's content can be found by a key."""
         return block in self._key_by_block
 
-    def add(self, keys: Sequence[bytes], blocks: Sequence[int]) -> None:
+    def add(self, keys: Sequence[bytes], blocks: list[int]) -> None:
         """Remember which block holds which prefix; a key that has a block keeps it."""
-        block_of, key_of = self._block_by_key, self._key_by_block
-        if block_of.keys().isdisjoint(keys) and len(set(keys)) == len(keys):
-            block_of.update(zip(keys, blocks, strict=True))
-            key_of.update(zip(blocks, keys, strict=True))
+        assert len(keys) == len(blocks)
+        kept = list(map(self._block_by_key.setdefault, keys, blocks))
+        if kept == blocks:
+            self._key_by_block.update(zip(blocks, keys, strict=True))
             return
-        for key, block in zip(keys, blocks, strict=True):
-            if block_of.setdefault(key, block) == block:
-                key_of[block] = key
+        for key, block, its_block in zip(keys, blocks, kept, strict=True):
+            if its_block == block:
+                self._key_by_block[block] = key
 
     def forget(self, blocks: Iterable[int]) -> None:
         """The blocks are about to be overwritten."""

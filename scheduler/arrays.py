@@ -27,6 +27,8 @@ _WIRE_DTYPES: dict[object, np.dtype[Any]] = {
     BoolArray: np.dtype("?"),
 }
 
+_SENT_DTYPES = frozenset(_WIRE_DTYPES.values())
+
 
 def int32(values: object) -> Int32Array:
     """The values as a column of int32."""
@@ -51,10 +53,8 @@ def encode_column(value: object) -> memoryview | bytes:
     Raises:
         NotImplementedError: the value is not one of the four column types.
     """
-    if isinstance(value, np.ndarray):
-        for dtype in _WIRE_DTYPES.values():
-            if value.dtype == dtype and value.ndim == 1:
-                return value.tobytes()
+    if isinstance(value, np.ndarray) and value.dtype in _SENT_DTYPES and value.ndim == 1:
+        return value.tobytes()
     raise NotImplementedError(f"cannot put a {type(value).__name__} on the wire")
 
 

@@ -43,7 +43,8 @@ def check_group(group: Group) -> None:
     assert len(in_use) == len(order)
     assert len(in_use) + rows.num_free == len(rows.sequences)
     assert (rows.serial[order] >= 0).all()
-    assert (rows.answered[order] <= rows.planned[order]).all()
+    assert (rows.committed[order] <= rows.planned[order]).all(), "a block is named too soon"
+    assert (rows.committed[order] % group.block_size == 0).all()
     assert (rows.planned[order] < rows.known[order]).all(), "a token is computed before it exists"
     assert (rows.confirmed[order] <= rows.known[order]).all()
     in_flight = rows.known[order] - rows.confirmed[order]

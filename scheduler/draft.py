@@ -16,7 +16,8 @@ class StepDraft:
         self.preempted: list[Sequence] = []
         self.deferred: dict[int, str] = {}
         """Serials that could have been next, and why they were not."""
-        self.block_slot: Int32Array = NO_INT32
+        self.grown: IndexArray = NO_INDEX
+        """Slots that get a new block each, `block`."""
         self.block: Int32Array = NO_INT32
         self.num_decode = self.num_prefill = 0
         self._decode_slot: IndexArray = NO_INDEX
@@ -32,9 +33,9 @@ class StepDraft:
         self._decode_slot, self._decode_start = slots, starts
         self.num_decode = len(slots)
 
-    def grow(self, slots: IndexArray, blocks: list[int]) -> None:
+    def grow(self, slots: IndexArray, blocks: Int32Array) -> None:
         """One new block for each slot."""
-        self.block_slot, self.block = int32(slots), int32(blocks)
+        self.grown, self.block = slots, blocks
 
     def prefill(self, slot: int, start: int, count: int) -> int:
         """`count` tokens of a slot, or so many more of its slice; returns the slice's end."""

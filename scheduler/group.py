@@ -14,6 +14,7 @@ from kvcache.cache import KVCache
 from kvcache.keys import next_keys
 from scheduler.arrays import (
     NO_BOOL,
+    NO_INDEX,
     NO_INT32,
     BoolArray,
     Float64Array,
@@ -43,6 +44,8 @@ class Issued:
     """Position after the slice."""
     samples: BoolArray
     num_samples: int
+    grown: IndexArray
+    """Slots that got a new block, since the one before it is full."""
     prompts: list[tuple[Sequence, int]]
     """Sequences that have no token yet, with the tokens of their slices."""
     num_tokens: int
@@ -100,8 +103,7 @@ class Group:
     @property
     def backlog(self) -> int:
         """Tokens of running sequences that are not computed yet, those in flight included."""
-        rows = self.running
-        return int((rows.known[rows.order] - rows.answered[rows.order]).sum())
+        return self.load + sum(issued.num_tokens for issued in self.unanswered)
 
     def certain_ends(self) -> Float64Array:
         """In how many seconds each running sequence reaches its limit, if none ends before."""
@@ -109,19 +111,19 @@ class Group:
         left = (rows.limit[rows.order] - rows.known[rows.order]).astype(np.float64)
         return left * self.step_time.mean_s
 
-    def due(self) -> tuple[IndexArray, Int32Array]:
-        """Running slots that can go on, first to go first, and their uncomputed tokens.
+    def due(self) -> tuple[IndexArray, IndexArray]:
+        """Running slots that lack one token, and those that lack more, first to go first.
 
         The last token before a sequence's limit is never computed: nothing follows it.
         """
         rows = self.running
         slots = rows.order
-        todo = np.minimum(rows.known.take(slots), rows.limit.take(slots) - 1)
+        todo = np.minimum(rows.known.take(slots), rows.fixed(slots).limit - 1)
         todo -= rows.planned.take(slots)
-        can_go_on = todo > 0
-        if np.count_nonzero(can_go_on) == len(slots):
-            return slots, todo
-        return slots[can_go_on], todo[can_go_on]
+        lacks_one = todo == 1
+        if np.count_nonzero(lacks_one) == len(slots):
+            return slots, NO_INDEX
+        return slots[lacks_one], slots[todo > 1]
 
     @property
     def growth(self) -> int:
@@ -175,18 +177,16 @@ class Group:
         self.cache.commit(slot, first, sequence.keys[first:last])
         rows.committed[slot], rows.key[slot] = last * self.block_size, sequence.keys[last - 1]
 
-    def _commit_answered(self, slots: IndexArray, ends: Int32Array) -> None:
-        """Name the blocks that these slots have filled with one more token each.
+    def _commit_next(self, slots: IndexArray) -> None:
+        """Name the next full block of each of these slots, whose tokens are known by now.
 
         Those of prompts were named when they were planned, unless one token was left of it.
         """
         rows, size = self.running, self.block_size
-        fills = (ends - rows.committed.take(slots) >= size).nonzero()[0]
-        if not len(fills):
-            return
-        slots, ends = slots.take(fills), ends.take(fills)
-        tokens = rows.tokens[slots[:, None], ends[:, None] + np.arange(-size, 0)]
-        keys = next_keys(rows.key[slots], tokens)
+        ends = rows.committed[slots] + size
+        is_full = ends < rows.confirmed[slots]
+        slots, ends = slots[is_full], ends[is_full]
+        keys = next_keys(rows.key[slots], rows.tokens, slots, ends, size)
         self.cache.commit_each(slots, ends // size - 1, keys.tolist())
         rows.committed[slots], rows.key[slots] = ends, keys
         if self._coming:
@@ -239,6 +239,7 @@ class Group:
         """Take the sequence out of its slot; its blocks idle when no plan can write them."""
         rows = self.running
         sequence = rows.at(slot)
+        self._commit(slot, int(min(rows.planned[slot], rows.confirmed[slot])))
         rows.leave(slot)
         self._coming.pop(slot, None)
         self.cache.release(slot, self.step if self.unanswered else None)
@@ -281,20 +282,20 @@ class Group:
         known = rows.known.take(slot)
         samples = end == known
         num_samples = int(np.count_nonzero(samples))
-        given = rows.num_admitted.take(slot) - start
-        if np.count_nonzero(given > 0):
-            given = np.minimum(np.maximum(given, 0), end - start)
-        else:
-            given = NO_INT32
+        fixed = rows.fixed(slot)
+        given = NO_INT32
+        if np.count_nonzero(start < fixed.num_admitted):
+            given = np.minimum(np.maximum(fixed.num_admitted - start, 0), end - start)
         self.step += 1
         self.unanswered.append(
             Issued(
                 step=self.step,
                 slot=slot,
-                serial=rows.serial.take(slot),
+                serial=fixed.serial,
                 end=end,
                 samples=samples,
                 num_samples=num_samples,
+                grown=draft.grown,
                 prompts=[
                     (sequence, tokens)
                     for prompt_slot, tokens in draft.prefills()
@@ -308,7 +309,7 @@ class Group:
             step=self.step,
             released=int32(self._released) if self._released else NO_INT32,
             admitted=tuple(draft.admissions),
-            block_slot=draft.block_slot,
+            block_slot=int32(draft.grown),
             block=draft.block,
             slot=int32(slot),
             start=start,
@@ -330,10 +331,10 @@ class Group:
         ]
         return np.concatenate(pieces) if pieces else NO_INT32
 
-    def settle(self, result: StepResult) -> tuple[Issued, BoolArray]:
+    def settle(self, result: StepResult) -> tuple[Issued, BoolArray | None]:
         """The oldest unanswered plan is answered; what it computed counts from now on.
 
-        Returns the plan, and which of its slices' sequences still run in their slots.
+        Returns the plan, and which of its slices' sequences still run in their slots; None: all.
 
         Raises:
             ProtocolError: the result answers another plan, or has another number of tokens.
@@ -353,13 +354,16 @@ class Group:
         self.cache.answered(issued.step)
         self.step_time.learn(issued.num_tokens, result.compute_s)
         rows = self.running
-        slots, ends = issued.slot, issued.end
-        runs = rows.serial.take(slots) == issued.serial
-        if np.count_nonzero(runs) < len(slots):
-            slots, ends = slots[runs], ends[runs]
-        rows.answered[slots] = ends
-        if self.cache.reuses_prefixes:
-            self._commit_answered(slots, ends)
+        runs: BoolArray | None = None
+        grown = issued.grown
+        if issued.slot is not rows.order:  # else nobody came or left
+            runs = rows.serial.take(issued.slot) == issued.serial
+            if np.count_nonzero(runs) == len(runs):
+                runs = None
+            elif len(grown):
+                grown = np.intersect1d(grown, issued.slot[runs], assume_unique=True)
+        if len(grown) and self.cache.reuses_prefixes:
+            self._commit_next(grown)
         return issued, runs
 
     def returned(self) -> list[Sequence]:

@@ -63,12 +63,12 @@ class Histogram:
         often are."""
         if not len(values):
             return
-        low, high = float(values.min()), float(values.max())
+        if np.count_nonzero(values == values[0]) == len(values):
+            self.add(float(values[0]), len(values))
+            return
+        low = float(values.min())
         if math.isnan(low):
             self.add_all(values[~np.isnan(values)])
-            return
-        if low == high:
-            self.add(low, len(values))
             return
         if low < 0.0:
             self.num_clipped += int((values < 0.0).sum())

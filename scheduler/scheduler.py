@@ -13,7 +13,7 @@ import numpy as np
 
 from scheduler import journal as events
 from scheduler.admission import AdmissionRules
-from scheduler.arrays import NO_INDEX, IndexArray, int32
+from scheduler.arrays import IndexArray, int32
 from scheduler.budget import StepBudget
 from scheduler.config import ModelLimits, SchedulerConfig
 from scheduler.draft import StepDraft
@@ -231,13 +231,8 @@ class Scheduler:
         group = self.groups[group_id]
         if len(group.unanswered) >= self.config.max_plans_in_flight:
             return None
-        self._gate.stay_time.pass_time(self.num_running, now)
         draft = StepDraft()
-        slots, todo = group.due()
-        is_prompt = todo > 1
-        decodes, prefills = slots, NO_INDEX
-        if np.count_nonzero(is_prompt):
-            decodes, prefills = slots[~is_prompt], slots[is_prompt]
+        decodes, prefills = group.due()
         if self.config.exclusive_phases:
             self._plan_prompts(group, draft, prefills, now)
             if not draft.num_tokens:
@@ -256,13 +251,17 @@ class Scheduler:
         return plan
 
     def _plan_decodes(self, group: Group, draft: StepDraft, slots: IndexArray) -> None:
-        for sequence in group.decode(draft, slots[: self.config.max_num_batched_tokens]):
+        for sequence in group.decode(draft, slots):
             draft.preempted.append(sequence)
             if sequence.group_id is None:
                 self.waiting.add(sequence)
 
     def _plan_prompts(self, group: Group, draft: StepDraft, slots: IndexArray, now: float) -> None:
         """Deal the rest of the step's tokens out to prompts: running ones, then waiting ones."""
+        group.is_short_of_blocks = False
+        if not len(slots) and not len(self.waiting):
+            return
+        self._gate.stay_time.pass_time(self.num_running, now)
         budget = StepBudget(self.config, spent=draft.num_tokens)
         rows = group.running
         running = [slot for slot in slots.tolist() if rows.serial[slot] >= 0]
@@ -287,7 +286,6 @@ class Scheduler:
         Smaller ones may pass a first one that lacks blocks, a bounded number of times.
         """
         blocked: Sequence | None = None
-        group.is_short_of_blocks = False
         candidates = self.waiting.first(_MAX_LOOK_AHEAD) if group.running.num_free else []
         growth = group.growth if candidates else 0
         for nth, sequence in enumerate(candidates):
@@ -372,7 +370,7 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        return sum(group.num_running for group in self.groups.values())
+        return sum([len(group.running.order) for group in self.groups.values()])
 
     @property
     def num_promised(self) -> int:

@@ -4,7 +4,7 @@ The core is the only truth about a request: its tokens, where it stands, when it
 While it runs, what changes every step lives in columns, one row per slot, so that a steady
 step needs no loop over sequences. Invariants of a running row (see `scheduler.checks`):
 
-    answered <= planned < known, unless the row only waits for its last token
+    planned < known, unless the row only waits for its last token
     confirmed <= known <= confirmed + plans in flight
 """
 
@@ -87,6 +87,19 @@ class Sequence:
             self.keys += chain_keys(parent, tokens[done * block_size :], block_size)
 
 
+@dataclass(frozen=True, slots=True)
+class FixedColumns:
+    """What does not change about some rows while they run, gathered: [N] each."""
+
+    serial: Int64Array
+    client: Int32Array
+    handle: Int32Array
+    num_admitted: Int32Array
+    limit: Int32Array
+    offset: IndexArray
+    """Where each row begins in the token log."""
+
+
 class RunningColumns:
     """The running sequences of one group, one row per slot; `order` lists the rows in use."""
 
@@ -108,8 +121,6 @@ class RunningColumns:
         """Tokens that exist, those being sampled by plans in flight included."""
         self.planned = column()
         """Tokens whose K/V are in the pool once every plan in flight has run."""
-        self.answered = column()
-        """Tokens whose K/V are in the pool for certain."""
         self.committed = column()
         """Tokens in full blocks whose keys are in the prefix index."""
         self.key: KeyArray = np.zeros(num_slots, dtype=KEY)
@@ -130,6 +141,8 @@ class RunningColumns:
         self.order: IndexArray = NO_INDEX
         """Never changed in place."""
         self._free = list(range(num_slots - 1, -1, -1))
+        self._fixed_of: IndexArray = NO_INDEX
+        self._fixed = self._gather(NO_INDEX)
 
     @property
     def num_free(self) -> int:
@@ -153,7 +166,7 @@ class RunningColumns:
         self.tokens[slot, :num_tokens] = sequence.tokens
         for column in (self.num_admitted, self.confirmed, self.known):
             column[slot] = num_tokens
-        self.planned[slot] = self.answered[slot] = num_cached
+        self.planned[slot] = num_cached
         self.committed[slot] = num_cached
         self.key[slot] = key
         self.capacity[slot] = capacity
@@ -169,9 +182,25 @@ class RunningColumns:
         self._insert(slot, sequence)
         return slot
 
+    def fixed(self, slots: IndexArray) -> FixedColumns:
+        """Of rows in use; of the same array as the last time, as in steady steps, for nothing."""
+        if slots is not self._fixed_of:
+            self._fixed_of, self._fixed = slots, self._gather(slots)
+        return self._fixed
+
+    def _gather(self, slots: IndexArray) -> FixedColumns:
+        return FixedColumns(
+            serial=self.serial.take(slots),
+            client=self.client.take(slots),
+            handle=self.handle.take(slots),
+            num_admitted=self.num_admitted.take(slots),
+            limit=self.limit.take(slots),
+            offset=slots * self._width,
+        )
+
     def store(self, slots: IndexArray, positions: Int32Array, tokens: Int32Array) -> None:
         """One token for each of the slots, at positions of their own."""
-        self._flat_tokens[slots * self._width + positions] = tokens
+        self._flat_tokens[self.fixed(slots).offset + positions] = tokens
 
     def leave(self, slot: int) -> Sequence:
         """Empty the slot; the sequence takes its confirmed tokens along."""

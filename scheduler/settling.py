@@ -50,12 +50,13 @@ def settle(group: Group, result: StepResult, now: float) -> Settled:
     if issued.num_samples < len(slots):
         sampled = issued.samples.nonzero()[0]
         slots, serials, lengths = slots[sampled], serials[sampled], lengths[sampled]
-        runs = runs[sampled]
+        runs = None if runs is None else runs[sampled]
     reasons = {int(issued.serial[failed.row]): failed.message for failed in result.failed}
     late: list[tuple[Sequence, Finish]] = []
-    num_gone = len(runs) - int(np.count_nonzero(runs))
-    if num_gone:
+    num_dropped = 0
+    if runs is not None:
         late = _late(group, serials[~runs], tokens[~runs], lengths[~runs], reasons)
+        num_dropped = len(runs) - int(np.count_nonzero(runs)) - len(late)
         slots, serials, lengths = slots[runs], serials[runs], lengths[runs]
         tokens = tokens[runs]
     outbox, gaps_s = _store(group.running, slots, tokens, lengths, now)
@@ -67,7 +68,9 @@ def settle(group: Group, result: StepResult, now: float) -> Settled:
         for row in outbox.finish.nonzero()[0].tolist()
     ]
     is_first = np.isnan(gaps_s)
-    started = [rows.at(slot) for slot in slots[is_first].tolist()]
+    started: list[Sequence] = []
+    if np.count_nonzero(is_first):
+        started = [rows.at(slot) for slot in slots[is_first].tolist()]
     if late:
         outbox = _with_late(outbox, late)
         gaps_s = np.append(gaps_s, [now - s.last_token_at for s, _ in late])
@@ -81,7 +84,7 @@ def settle(group: Group, result: StepResult, now: float) -> Settled:
     outbox.ended += [(s.client, _ended(s, reasons.get(s.serial, ""))) for s, _ in finished]
     if result.logprobs is not None:
         _attach_logprobs(outbox, group, issued, result.logprobs)
-    return Settled(outbox, finished, started, gaps_s, num_gone - len(late))
+    return Settled(outbox, finished, started, gaps_s, num_dropped)
 
 
 def _store(
@@ -95,9 +98,10 @@ def _store(
     rows.confirmed[slots] = lengths
     gaps_s = now - rows.token_at.take(slots)
     rows.token_at[slots] = now
+    fixed = rows.fixed(slots)
     outbox = Outbox(
-        client=rows.client.take(slots),
-        handle=rows.handle.take(slots),
+        client=fixed.client,
+        handle=fixed.handle,
         token=tokens,
         finish=finish_of_tokens(rows, slots, tokens, lengths),
     )

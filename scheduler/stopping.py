@@ -34,7 +34,7 @@ def finish_of_tokens(
     Shapes: slots, tokens, lengths and the result are [N].
     """
     finish = np.zeros(len(slots), dtype=np.uint8)
-    may_have = lengths >= running.limit.take(slots)
+    may_have = lengths >= running.fixed(slots).limit
     may_have |= running.may_end.take(tokens, mode="clip")
     for row in may_have.nonzero()[0].tolist():
         sequence = running.at(int(slots[row]))

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 #include <utility>
+#include <vector>
 
 namespace {
 
@@ -112,7 +113,7 @@ void block_key(const uint8_t* parent, const uint8_t* block, size_t block_bytes, 
 
 extern "C" {
 
-int stoker_keys_version() { return 1; }
+int stoker_keys_version() { return 2; }
 
 // Blocks that follow one another: each is the parent of the next.
 void stoker_chain_keys(const uint8_t* parent, const uint8_t* blocks, int64_t num_blocks,
@@ -124,12 +125,17 @@ void stoker_chain_keys(const uint8_t* parent, const uint8_t* blocks, int64_t num
   }
 }
 
-// Blocks of different sequences, each with a parent of its own.
-void stoker_next_keys(const uint8_t* parents, const uint8_t* blocks, int64_t num_blocks,
-                      int64_t block_bytes, uint8_t* keys) {
+// Blocks of different sequences, each with a parent of its own: `block_size` tokens of the log
+// `tokens` each, from `begins` on.
+void stoker_next_keys(const uint8_t* parents, const int32_t* tokens, const int64_t* begins,
+                      int64_t num_blocks, int64_t block_size, uint8_t* keys) {
+  std::vector<uint8_t> block(size_t(block_size) * 4);
   for (int64_t i = 0; i < num_blocks; ++i) {
-    block_key(parents + i * kKeyBytes, blocks + i * block_bytes, size_t(block_bytes),
-               keys + i * kKeyBytes);
+    for (int64_t j = 0; j < block_size; ++j) {
+      const uint32_t token = uint32_t(tokens[begins[i] + j]);
+      for (int byte = 0; byte < 4; ++byte) block[4 * j + byte] = uint8_t(token >> (8 * byte));
+    }
+    block_key(parents + i * kKeyBytes, block.data(), block.size(), keys + i * kKeyBytes);
   }
 }
 }

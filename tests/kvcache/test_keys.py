@@ -68,7 +68,13 @@ def test_keys_are_blake2b_of_the_parent_and_the_tokens(block_size: int) -> None:
     each = [hashed(p, b.astype("<i4").tobytes()) for p, b in zip(parents, blocks, strict=True)]
 
     assert chain_keys(parents[0], tokens, block_size) == expected
-    found = next_keys(np.frombuffer(b"".join(parents), dtype=KEY), blocks)
+    found = next_keys(
+        np.frombuffer(b"".join(parents), dtype=KEY),
+        np.concatenate([tokens, tokens]).reshape(2, -1),
+        np.array([0, 1, 0, 1, 0, 1, 0]),
+        np.arange(1, 8, dtype=np.int32) * block_size,
+        block_size,
+    )
     assert found.tolist() == each
 
 
