@@ -31,7 +31,7 @@ NO_LOGPROBS = -1
 
 
 class Draws(Protocol):
-    """What a device's own kernel chose, such as `worker.ops.triton.sampling.draw`."""
+    """What a set's own kernel chose, such as `worker.ops.native.sampling.draw`."""
 
     @property
     def token(self) -> Tensor:
@@ -43,8 +43,8 @@ class Draws(Protocol):
 
 
 Draw: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Draws]
-"""(logits [R, V], then [R] each: temperature, 0 for greedy; top_k, which many ids have a finite
-logit, or V; top_p; min_p; seed; position) to one token per row, as this module defines it."""
+"""(logits [R, V], then [R] each: temperature, 0 for greedy; top_k, V for none; top_p; min_p;
+seed; position) to one token per row, as this module defines it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Sampler:
     """The sampling parameters of all slots, as columns, and what is kept of their past.
 
     The columns are on the host: a step gathers the rows it needs and sends those alone. With
-    `draw`, a device's own kernel takes the step from edited logits to tokens; else torch does.
+    `draw`, a kernel of the set of operations goes from edited logits to tokens; else torch does.
     Without `guide`, no sequence may have a grammar.
     """
 
@@ -79,7 +79,7 @@ class Sampler:
     ) -> None:
         self._vocab_size = vocab_size
         self._device = torch.device(device)
-        self._draw_on_device = draw
+        self._draw = draw
         self._guide = guide
         self._is_held = np.zeros(max_num_seqs, dtype=np.bool_)
         self._seed = np.zeros(max_num_seqs, dtype=np.int64)
@@ -215,8 +215,8 @@ class Sampler:
         self, logits: Tensor, slots: Int32Array, positions: Int32Array
     ) -> tuple[Tensor, Tensor]:
         """[R] the largest logits, and [R] the tokens; of a row without a finite logit, id 0."""
-        if self._draw_on_device is not None:
-            return self._choose_on_device(self._draw_on_device, logits, slots, positions)
+        if self._draw is not None:
+            return self._choose_by_kernel(self._draw, logits, slots, positions)
         best, token = leaders(logits)
         is_drawn = ~self._is_greedy[slots] & np.isfinite(best.cpu().numpy())
         if is_drawn.all():
@@ -227,18 +227,14 @@ class Sampler:
             token[index] = self._drawn(logits.index_select(0, index), slots[rows], positions[rows])
         return best, token
 
-    def _choose_on_device(
+    def _choose_by_kernel(
         self, draw: Draw, logits: Tensor, slots: Int32Array, positions: Int32Array
     ) -> tuple[Tensor, Tensor]:
         asked = self._filters_of(slots)
-        top_k = asked.top_k
-        if (self._top_k[slots] < self._vocab_size).any():
-            possible = (logits > -torch.inf).sum(dim=-1).clamp(min=1)
-            top_k = torch.where(top_k < self._vocab_size, torch.minimum(top_k, possible), top_k)
         drawn = draw(
             logits,
             self._on_device(self._temperature[slots]).float(),
-            top_k,
+            asked.top_k,
             asked.top_p,
             asked.min_p,
             self._on_device(self._seed[slots]),

@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 from worker.ops.table import Operations
@@ -31,8 +32,14 @@ def make_operations(name: str, device: str, num_threads: int = 1) -> Operations:
 
 def find_draw(ops: Operations) -> Draw | None:
     """The sampler's kernel that belongs to a set; None: torch draws."""
-    if ops.name != "cuda":
-        return None
-    from worker.ops.triton.sampling import draw  # loads triton
+    if ops.name == "cpu":
+        from worker.ops.cpu import CpuOperations
+        from worker.ops.native.sampling import draw as draw_natively
 
-    return draw
+        assert isinstance(ops, CpuOperations)
+        return partial(draw_natively, ops.team)
+    if ops.name == "cuda":
+        from worker.ops.triton.sampling import draw  # loads triton
+
+        return draw
+    return None

@@ -2,8 +2,10 @@
 
 import subprocess
 import sys
+from functools import partial
 
 from worker.ops.choice import find_draw, make_operations
+from worker.ops.native.sampling import draw as native_draw
 
 LIST_LOADED = """
 import sys
@@ -24,6 +26,8 @@ def test_triton_is_loaded_for_the_cuda_set_alone() -> None:
     assert not [module for module in loaded if "triton" in module or "cuda" in module]
 
 
-def test_only_the_cuda_set_has_a_kernel_that_draws() -> None:
+def test_the_fast_set_of_cpus_draws_natively_and_the_oracle_in_torch() -> None:
     assert find_draw(make_operations("reference", "cpu")) is None
-    assert find_draw(make_operations("auto", "cpu")) is None
+    draw = find_draw(make_operations("auto", "cpu"))
+    assert isinstance(draw, partial)
+    assert draw.func is native_draw

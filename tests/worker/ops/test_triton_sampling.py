@@ -1,111 +1,33 @@
 """Drawing tokens in Triton against the definition of the sampler, in double precision."""
 
-import random
-from dataclasses import dataclass
-
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from tests.worker.ops.drawn_rows import Row, check_draws, draw_rows, make_rows, random_logits
 from tests.worker.ops.interpreted import DEVICE, HAS_GPU
 from worker.chance import uniform
-from worker.ops.triton.sampling import Draws, draw
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One row's parameters; all filters are off."""
-
-    temperature: float = 1.0
-    top_k: int = 2**31
-    top_p: float = 1.0
-    min_p: float = 0.0
-    seed: int = 1
-    position: int = 1
+from worker.ops.triton.sampling import draw
+from worker.sampler import Draws
 
 
 def drawn(logits: Tensor, rows: list[Row]) -> Draws:
-    def column(name: str, dtype: torch.dtype) -> Tensor:
-        return torch.tensor([getattr(row, name) for row in rows], dtype=dtype, device=DEVICE)
-
-    return draw(
-        logits.to(DEVICE),
-        column("temperature", torch.float32),
-        column("top_k", torch.int64),
-        column("top_p", torch.float64),
-        column("min_p", torch.float64),
-        column("seed", torch.int64),
-        column("position", torch.int64),
-    )
-
-
-def expected(logits: Tensor, row: Row) -> tuple[int, bool]:
-    """By definition, in double precision, and whether the answer hangs on rounding: a filter's
-    border or the number within 1e-5 of another token."""
-    scores = logits.numpy().astype(np.float64)
-    order = np.lexsort((np.arange(len(scores)), -scores))
-    weights = np.exp((scores - scores.max()) / row.temperature)[order]
-    answers = set()
-    for shift in (0.0, -1e-5, 1e-5):
-        likely = int((weights >= row.min_p * (1 + shift)).sum())
-        kept = weights[: max(1, min(likely, row.top_k))]
-        before = np.cumsum(kept) - kept
-        kept = kept[before < row.top_p * (1 + shift) * kept.sum()] if row.top_p < 1 else kept
-        staying = np.zeros_like(weights)
-        staying[order[: len(kept)]] = kept
-        sums = np.cumsum(staying)
-        for move in (0.0, -1e-5, 1e-5):
-            number = uniform(np.int64(row.seed), np.int64(row.position)) + move
-            answers.add(int(np.searchsorted(sums, number * sums[-1], side="right")))
-            if not shift and not move:
-                exact = int(np.searchsorted(sums, number * sums[-1], side="right"))
-    return exact, len(answers) > 1
-
-
-def make_rows(logits: Tensor, seed: int) -> list[Row]:
-    choose = random.Random(seed)
-    return [
-        Row(
-            temperature=choose.uniform(0.1, 2.0),
-            top_k=choose.choice((2**31, choose.randint(1, logits.shape[1]))),
-            top_p=choose.choice((1.0, 0.95, choose.uniform(0.01, 1.0))),
-            min_p=choose.choice((0.0, 0.05, choose.uniform(0.0, 1.0))),
-            seed=choose.randint(-(2**63) + 1, 2**63 - 1),
-            position=choose.randint(0, 100_000),
-        )
-        for _ in range(len(logits))
-    ]
+    return draw_rows(draw, logits.to(DEVICE), rows)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("has_ties", [False, True])
 def test_many_filtered_draws_are_the_samplers_by_definition(has_ties: bool) -> None:
-    num_rows, vocab_size = (5000, 50_000) if HAS_GPU else (40, 3000)
-    check_draws(has_ties, num_rows, vocab_size)
+    logits = random_logits(*((5000, 50_000) if HAS_GPU else (40, 3000)), has_ties)
+    rows = make_rows(logits, seed=5)
+    check_draws(drawn(logits, rows), logits, rows)
 
 
 @pytest.mark.parametrize("has_ties", [False, True])
 def test_filtered_draws_are_the_samplers_by_definition(has_ties: bool) -> None:
-    check_draws(has_ties, num_rows=10, vocab_size=40)
-
-
-def check_draws(has_ties: bool, num_rows: int, vocab_size: int) -> None:
-    generator = torch.Generator().manual_seed(int(has_ties))
-    logits = 3 * torch.randn((num_rows, vocab_size), generator=generator)
-    if has_ties:
-        logits = logits.round()
-        logits[:, ::7] = float("-inf")
+    logits = random_logits(10, 40, has_ties)
     rows = make_rows(logits, seed=5)
-
-    tokens = drawn(logits, rows).token.tolist()
-
-    num_near = 0
-    for token, scores, row in zip(tokens, logits, rows, strict=True):
-        wanted, is_near = expected(scores, row)
-        num_near += is_near
-        assert token == wanted or is_near, f"{token} instead of {wanted} for {row}"
-    assert num_near <= num_rows / 10
+    check_draws(drawn(logits, rows), logits, rows)
 
 
 def test_of_equal_logits_the_lower_ids_stay() -> None:

@@ -177,6 +177,23 @@ class Operation(ctypes.Structure):
     _fields_ = (("code", _Int), ("args", _AnyArgs))
 
 
+class DrawArgs(ctypes.Structure):
+    _fields_ = (
+        ("logits", _Pointer),
+        ("num_rows", _Long),
+        ("vocab_size", _Long),
+        ("stride", _Long),
+        ("temperature", _Pointer),
+        ("top_k", _Pointer),
+        ("top_p", _Pointer),
+        ("min_p", _Pointer),
+        ("seed", _Pointer),
+        ("position", _Pointer),
+        ("token", _Pointer),
+        ("best", _Pointer),
+    )
+
+
 def operation(code: Code, args: Args) -> Operation:
     """One entry of a list of operations."""
     return Operation(code, _AnyArgs(**{code.name.lower(): args}))

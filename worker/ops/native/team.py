@@ -14,7 +14,7 @@ from torch import Tensor
 
 from worker.ops.native.arena import Arena
 from worker.ops.native.library import open_library
-from worker.ops.native.structs import Batch, Format, Operation
+from worker.ops.native.structs import Batch, DrawArgs, Format, Operation
 
 VERSION = 1
 """Of the native interface."""
@@ -90,6 +90,10 @@ class Team:
         )
         return found
 
+    def draw(self, args: DrawArgs) -> None:
+        """Choose a token for each row of logits."""
+        self._native.stoker_draw(self._engine, ctypes.byref(args))
+
     def run(self, operations: "ctypes.Array[Operation]", batch: Batch, start: int = 0) -> int:
         """Run a list of operations from `start` on.
 
@@ -141,11 +145,17 @@ def load() -> ctypes.CDLL:
             (pointer, pointer, integer, pointer, integer, long, long),
         ),
         ("stoker_linear_scratch_bytes", long, (pointer, long, long, integer)),
+        ("stoker_draw", None, (pointer, pointer)),
         ("stoker_run", long, (pointer, pointer, long, long, pointer)),
     ):
         function = getattr(native, name)
         function.restype, function.argtypes = result, arguments
-    sizes = tuple(native.stoker_kernels_size_of(what) for what in range(3))
-    wanted = (ctypes.sizeof(Operation), ctypes.sizeof(Batch), Operation.args.offset)
+    sizes = tuple(native.stoker_kernels_size_of(what) for what in range(4))
+    wanted = (
+        ctypes.sizeof(Operation),
+        ctypes.sizeof(Batch),
+        Operation.args.offset,
+        ctypes.sizeof(DrawArgs),
+    )
     assert sizes == wanted, f"the library's structs have {sizes} bytes, their mirror {wanted}"
     return native

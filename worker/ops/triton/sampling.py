@@ -216,13 +216,13 @@ def _threshold(
     """Which ids stay: those with keys above `floor`, and the first `ties` of those at it."""
     zero = min_p * 0.0  # float64, as all masses
     top = _ordered(best).to(tl.int64) + 1
-    # min_p: the weight of the most probable token is 1.
+    # min_p: the weight of the most probable token is 1. What weighs 0 counts for no top_k.
     floor = top
     count = 0
     mass = zero
     for start in range(0, vocab_size, WIDTH):
         is_real, key, weight = _read(row, start, vocab_size, best, sharp, WIDTH)
-        stays = is_real & (weight >= min_p)
+        stays = is_real & (weight >= min_p) & (weight > 0.0)
         floor = tl.minimum(floor, tl.min(tl.where(stays, key, ALL), 0).to(tl.int64))
         count += tl.sum(stays.to(tl.int32), 0)
         mass += tl.sum(tl.where(stays, weight, 0.0), 0).to(tl.float64)

@@ -114,6 +114,21 @@ struct AttentionArgs {
     HeadsShape shape;
 };
 
+// One token for each row of logits, as worker/sampler.py's Draw says.
+struct DrawArgs {
+    const float* logits;       // [num_rows, vocab_size]
+    int64_t num_rows, vocab_size;
+    int64_t stride;            // between rows
+    const float* temperature;  // [num_rows] as all the following; 0: the most probable id
+    const int64_t* top_k;      // at least 1; vocab_size or more keeps all
+    const double* top_p;
+    const double* min_p;
+    const int64_t* seed;
+    const int64_t* position;   // of the token to be drawn
+    int64_t* token;            // [num_rows], written
+    float* best;               // the largest logit; NaN if the row holds one
+};
+
 struct Span {
     int64_t first, last;  // without `last`
 };
@@ -167,6 +182,7 @@ struct Kernels {
     void (*activation)(const Batch&, const ActivationArgs&, const Share&);
     void (*rotate)(const Batch&, const RotateArgs&, const Share&);
     void (*attention)(const Batch&, const AttentionArgs&, const Share&);
+    void (*draw)(const DrawArgs&, const Share&);
 };
 
 // Null where the library was compiled for another kind of machine.

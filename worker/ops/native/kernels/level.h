@@ -10,6 +10,7 @@
 #include "attention_plan.h"
 #include "attention.h"
 #include "elementwise.h"
+#include "sampling.h"
 // clang-format on
 
 namespace STOKER_LEVEL {
@@ -17,6 +18,7 @@ namespace STOKER_LEVEL {
 static const stoker::Kernels kTable = {
     STOKER_LEVEL_NAME, packed_bytes, pack_linear, linear_scratch_bytes, linear,    embedding,
     take_rows,         norm,         activation,  rotate,               attention,
+    draw,
 };
 
 }  // namespace STOKER_LEVEL

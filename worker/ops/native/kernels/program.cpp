@@ -111,6 +111,19 @@ void pack_part(void* context, const Share& whole) {
                               pack.in_features, share);
 }
 
+struct Draw {
+    const Kernels* kernels;
+    const DrawArgs* args;
+    std::atomic<int64_t>* next;
+};
+
+void draw_part(void* context, const Share& whole) {
+    const Draw& draw = *static_cast<const Draw*>(context);
+    Share share = whole;
+    share.next = draw.next;
+    draw.kernels->draw(*draw.args, share);
+}
+
 bool is_supported(const Kernels* kernels) {
     if (kernels == nullptr) return false;
     if (kernels == kPortable) return true;
@@ -146,8 +159,9 @@ int32_t stoker_kernels_version() { return kVersion; }
 
 // Sizes of the structs, for the mirror in Python to compare with.
 int64_t stoker_kernels_size_of(int32_t what) {
-    const int64_t sizes[] = {sizeof(Operation), sizeof(Batch), offsetof(Operation, linear)};
-    return what >= 0 && what < 3 ? sizes[what] : -1;
+    const int64_t sizes[] = {sizeof(Operation), sizeof(Batch), offsetof(Operation, linear),
+                             sizeof(DrawArgs)};
+    return what >= 0 && what < 4 ? sizes[what] : -1;
 }
 
 // The name of level `index` if this machine can run it, "" if not, null past the last; from the
@@ -219,6 +233,13 @@ int64_t stoker_run(Engine* engine, const Operation* operations, int64_t start, i
         at = last - operations;
     }
     return count;
+}
+
+// Choose a token for each row of logits.
+void stoker_draw(Engine* engine, const DrawArgs* args) {
+    Draw draw{engine->kernels, args, engine->team.counters(0)};
+    zero(draw.next);
+    engine->team.run(draw_part, &draw);
 }
 
 }  // extern "C"

@@ -77,6 +77,22 @@ STOKER_INLINE float max_lane(Floats vector) {
     return most;
 }
 
+// A bit for each lane of a mask, in which a lane has all bits or none.
+STOKER_INLINE uint32_t bits_of(Ints mask) {
+#if defined(STOKER_HAS_AVX512)
+    return uint32_t(_mm512_movepi32_mask((__m512i)mask));
+#elif defined(STOKER_HAS_AVX2)
+    return uint32_t(_mm256_movemask_ps((__m256)mask));
+#else
+    uint32_t lanes[kLanes], bits = 0;
+    __builtin_memcpy(lanes, &mask, sizeof mask);
+    for (int64_t lane = 0; lane < kLanes; ++lane) bits |= (lanes[lane] & 1) << lane;
+    return bits;
+#endif
+}
+
+STOKER_INLINE bool any(Ints mask) { return bits_of(mask) != 0; }
+
 // bfloat16 is the upper half of a float32.
 STOKER_INLINE Floats load_bfloat16(const uint16_t* from) {
     Halves halves;
