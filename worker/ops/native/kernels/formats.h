@@ -3,27 +3,27 @@
 namespace STOKER_LEVEL {
 
 static int64_t packed_bytes(int64_t out_features, int64_t in_features, int32_t format) {
-    return format == stoker::kInt8 ? packed_bytes_int8(out_features, in_features)
+    return format == stoker::kInt8 ? int8::packed_bytes(out_features, in_features)
                                    : packed_bytes_floats(out_features, in_features, format);
 }
 
 static void pack_linear(const void* weight, int32_t from, void* packed, int32_t to,
                         int64_t out_features, int64_t in_features, const stoker::Share& share) {
     if (to == stoker::kInt8) {
-        if (share.thread == 0) pack_int8(weight, from, packed, out_features, in_features);
+        int8::pack(weight, from, packed, out_features, in_features, share);
     } else {
         pack_floats(weight, from, packed, to, out_features, in_features, share);
     }
 }
 
 static int64_t linear_scratch_bytes(int64_t rows, int64_t in_features, int32_t format) {
-    return format == stoker::kInt8 ? scratch_bytes_int8(rows, in_features) : 0;
+    return format == stoker::kInt8 ? int8::scratch_bytes(rows, in_features) : 0;
 }
 
 static void linear(const stoker::Batch& batch, const stoker::LinearArgs& args,
                    const stoker::Share& share) {
     if (args.format == stoker::kInt8) {
-        linear_int8(batch, args, share);
+        int8::linear(batch, args, share);
     } else {
         linear_floats(batch, args, share);
     }
@@ -33,7 +33,7 @@ static void linear(const stoker::Batch& batch, const stoker::LinearArgs& args,
 STOKER_INLINE void unpack_column(const void* packed, int32_t format, int64_t in_features,
                                  int64_t column, float* out) {
     if (format == stoker::kInt8) {
-        unpack_int8(packed, in_features, column, out);
+        int8::unpack(packed, in_features, column, out);
     } else {
         unpack_floats(packed, format, in_features, column, out);
     }
