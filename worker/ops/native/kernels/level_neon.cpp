@@ -11,7 +11,7 @@
 #pragma clang attribute push(__attribute__((target("dotprod"))), apply_to = function)
 #else
 #pragma GCC optimize("O3")
-#pragma GCC target("+dotprod")
+#pragma GCC target("arch=armv8.2-a+dotprod")
 #endif
 
 #define STOKER_LEVEL stoker_neon

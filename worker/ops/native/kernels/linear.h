@@ -123,6 +123,8 @@ STOKER_INLINE void load_weights(Several<kCount, Floats>& to, const char* from) {
 STOKER_INLINE void add_to(Floats& sum, Floats x, Floats weight) {
 #if defined(STOKER_HAS_AVX2)
     asm("vfmadd231ps %2, %1, %0" : "+v"(sum) : "v"(x), "v"(weight));
+#elif defined(STOKER_HAS_NEON)
+    asm("fmla %0.4s, %1.4s, %2.4s" : "+w"(sum) : "w"(x), "w"(weight));
 #else
     sum = multiply_add(x, weight, sum);
 #endif
