@@ -21,7 +21,7 @@ struct AttentionCall {
     AttentionPlan plan;
     // In this thread's scratch:
     float* keys;        // [head_dim, kTile] in panels
-    float* values;      // [kTile, columns] in panels
+    float* values;      // [kTile, value_stride]
     float* q;           // [blocks, head_dim, kBlock]
     Span* sees;         // [rows] in the context
     Span* sees_of_tile; // [rows]
@@ -111,14 +111,18 @@ STOKER_INLINE void find_rows(const AttentionCall& call, const AttentionItem& ite
     }
 }
 
-// Where the K heads of the context's keys [first, last) are, which lie in one tile.
-STOKER_INLINE void find_heads(const AttentionCall& call, const AttentionItem& item, int64_t first,
-                              int64_t last, TileHeads& heads) {
+// Where the K heads of the context's keys [seen.first, seen.last) are, if they are in `tile`.
+STOKER_INLINE void find_heads(const AttentionCall& call, const AttentionItem& item, Span seen,
+                              int64_t tile, TileHeads& heads) {
     const auto& batch = call.batch;
     const int32_t* table = batch.block_tables + item.slice.slice * batch.table_width;
     const char* const pool = static_cast<const char*>(call.args.kv) +
                              item.kv_head * call.args.shape.head_bytes;
-    for (int64_t key = first; key < last;) {
+    int64_t key = greatest(seen.first, tile * kTile);
+    const int64_t last = least(seen.last, (tile + 1) * kTile);
+    heads.first = key - tile * kTile;
+    heads.last = last - tile * kTile;
+    while (key < last) {
         const int64_t offset = key % batch.block_size;
         const int64_t end = least(last, key - offset + batch.block_size);
         const char* at = pool + (table[key / batch.block_size] * batch.block_size + offset) *
@@ -128,24 +132,24 @@ STOKER_INLINE void find_heads(const AttentionCall& call, const AttentionItem& it
 }
 
 template <int32_t kFormat>
-static void unpack_tile(const AttentionCall& call, const TileHeads& heads, Span keys) {
+static void unpack_tile(const AttentionCall& call, const TileHeads& heads, Ahead& ahead) {
     const int64_t width = call.args.shape.head_dim;
-    fill_keys<kFormat>(heads, keys.first, keys.last, width, call.keys);
-    fill_values<kFormat>(heads, call.values_at, keys.first, keys.last, width, call.values);
+    fill_keys<kFormat>(heads, width, call.keys, ahead);
+    fill_values<kFormat>(heads, call.values_at, width, call.values, ahead);
 }
 
-STOKER_INLINE void unpack_tile(const AttentionCall& call, const TileHeads& heads, Span keys) {
+STOKER_INLINE void unpack_tile(const AttentionCall& call, const TileHeads& heads, Ahead& ahead) {
     switch (call.args.shape.kv_format) {
-        case stoker::kFloat32: return unpack_tile<stoker::kFloat32>(call, heads, keys);
-        case stoker::kBFloat16: return unpack_tile<stoker::kBFloat16>(call, heads, keys);
-        case stoker::kFloat16: return unpack_tile<stoker::kFloat16>(call, heads, keys);
-        default: return unpack_tile<stoker::kInt8>(call, heads, keys);
+        case stoker::kFloat32: return unpack_tile<stoker::kFloat32>(call, heads, ahead);
+        case stoker::kBFloat16: return unpack_tile<stoker::kBFloat16>(call, heads, ahead);
+        case stoker::kFloat16: return unpack_tile<stoker::kFloat16>(call, heads, ahead);
+        default: return unpack_tile<stoker::kInt8>(call, heads, ahead);
     }
 }
 
 // Add what the item's rows see of one tile to the sums.
 static void attend_tile(const AttentionCall& call, const AttentionItem& item, int64_t tile,
-                        const KeySums& sums) {
+                        const KeySums& sums, Ahead& ahead) {
     const int64_t width = call.args.shape.head_dim;
     for (int64_t r = 0; r < item.rows; ++r) {
         const int64_t first = call.sees[r].first - tile * kTile;
@@ -159,7 +163,7 @@ static void attend_tile(const AttentionCall& call, const AttentionItem& item, in
                             sums.most + block * kBlockLanes,
                             sums.totals + block * kBlock * kLanes,
                             sums.values + block * kBlock * call.columns};
-        attend_tile(rows, call.keys, call.values, width);
+        attend_tile(rows, call.keys, call.values, width, ahead);
     }
 }
 
@@ -172,13 +176,10 @@ static void attend(const AttentionCall& call, const AttentionItem& item, int64_t
     const Span seen{call.sees[0].first, call.sees[item.rows - 1].last};
     KeySums sums = call.whole;
     clear(sums, blocks, call.columns);
-    TileHeads heads, next;
-    const auto keys_of = [&](int64_t tile) {
-        return Span{greatest(seen.first, tile * kTile), least(seen.last, (tile + 1) * kTile)};
-    };
+    TileHeads heads[2];
     const int64_t last_tile = least(item.chunks.last * (kChunk / kTile), divided_up(seen.last, kTile));
     int64_t tile = greatest(item.chunks.first * (kChunk / kTile), seen.first / kTile);
-    if (tile < last_tile) find_heads(call, item, keys_of(tile).first, keys_of(tile).last, next);
+    if (tile < last_tile) find_heads(call, item, seen, tile, heads[tile % 2]);
     for (int64_t chunk = item.chunks.first; chunk < item.chunks.last; ++chunk) {
         const bool is_first = chunk == item.chunks.first;
         if (first_slot >= 0) {
@@ -188,18 +189,13 @@ static void attend(const AttentionCall& call, const AttentionItem& item, int64_t
         }
         if (first_slot >= 0 || !is_first) clear(sums, blocks, call.columns);
         for (; tile < least(last_tile, (chunk + 1) * (kChunk / kTile)); ++tile) {
-            const Span keys = keys_of(tile);
-            heads = next;
-            if (tile + 1 < last_tile) {
-                const Span ahead = keys_of(tile + 1);
-                find_heads(call, item, ahead.first, ahead.last, next);
-                for (int64_t key = ahead.first; key < ahead.last; ++key) {
-                    prefetch(next.of_key[key % kTile], head_bytes);
-                    prefetch(next.of_key[key % kTile] + call.values_at, head_bytes);
-                }
-            }
-            unpack_tile(call, heads, {keys.first - tile * kTile, keys.last - tile * kTile});
-            attend_tile(call, item, tile, sums);
+            TileHeads& next = heads[(tile + 1) % 2];
+            next.first = next.last = 0;
+            if (tile + 1 < last_tile) find_heads(call, item, seen, tile + 1, next);
+            Ahead ahead{next, call.values_at, head_bytes, next.first};
+            unpack_tile(call, heads[tile % 2], ahead);
+            attend_tile(call, item, tile, sums, ahead);
+            ahead.ask(kTile);
         }
         if (first_slot < 0 && !is_first) merge(call.whole, call.part, blocks, call.columns);
     }
@@ -262,8 +258,8 @@ STOKER_INLINE int64_t lay_out(AttentionCall& call) {
     call.plan.slices = reinterpret_cast<Planned*>(take(kPlanned * int64_t(sizeof(Planned))));
     call.plan.unsorted = reinterpret_cast<Planned*>(take(kPlanned * int64_t(sizeof(Planned))));
     call.plan.counts = reinterpret_cast<int64_t*>(take(kBuckets * 8));
-    call.keys = reinterpret_cast<float*>(take(width * kTile * 4));
-    call.values = reinterpret_cast<float*>(take(call.columns * kTile * 4));
+    call.keys = reinterpret_cast<float*>(take(kTile / kColumns * panel_stride(width) * 4));
+    call.values = reinterpret_cast<float*>(take(kTile * value_stride(width) * 4));
     const int64_t block_bytes = width * kBlock * 4 + 2 * kBlock * int64_t(sizeof(Span)) +
                                 2 * KeySums::floats(1, call.columns) * 4;
     const int64_t room = (end - at - 8 * 64) / block_bytes;

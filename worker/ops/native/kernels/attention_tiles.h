@@ -55,74 +55,112 @@ STOKER_INLINE void transpose(Strip* rows) {
 #endif
 }
 
-// Where the K heads of a tile's keys are; V heads are `values_at` bytes further on.
+// Where the K heads of a tile's keys [first, last) are; V heads are `values_at` bytes further on.
 struct TileHeads {
+    int64_t first = 0, last = 0;
     const char* of_key[kTile];
 };
 
-// Have the head's lines on their way when the next tile is due.
-STOKER_INLINE void prefetch(const char* head, int64_t num_bytes) {
-    for (int64_t at = 0; at < num_bytes; at += 64) __builtin_prefetch(head + at, 0, 3);
-    __builtin_prefetch(head + num_bytes - 1, 0, 3);
+STOKER_INLINE void prefetch(const char* from, int64_t num_bytes) {
+    const char* line = from - reinterpret_cast<uintptr_t>(from) % 64;
+    for (; line < from + num_bytes; line += 64) __builtin_prefetch(line, 0, 3);
 }
 
-// K of keys [first, last) of a tile, into panels of kColumns keys: panel p holds, for each
-// dimension in turn, that of keys p * kColumns and on.
+// The next tile's heads, whose lines are to be on their way when it is due. They are asked for
+// a few at a time, between pieces of the present tile's work: a core waits when it asks for more
+// lines at once than it can keep in mind.
+struct Ahead {
+    const TileHeads& heads;
+    int64_t values_at, head_bytes;
+    int64_t next;  // key
+
+    // Ask for `count` keys more.
+    void ask(int64_t count) {
+        const int64_t end = least(heads.last, next + count);
+        for (; next < end; ++next) {
+            const char* const head = heads.of_key[next];
+            prefetch(head, head_bytes);
+            prefetch(head + values_at, head_bytes);
+        }
+    }
+};
+
+constexpr int64_t kAskedAtOnce = 3;  // keys
+
+// Strip [d, d + kStrip) of kStrip keys, transposed to `to`.
+template <int32_t kFormat, bool kIsTail>
+STOKER_INLINE void fill_strips(const char* const* from, const float* scales, int64_t d,
+                               int64_t width, float* to) {
+    Strip rows[kStrip];
+#pragma GCC unroll 8
+    for (int64_t i = 0; i < kStrip; ++i) {
+        rows[i] = read_strip<kFormat, kIsTail>(from[i], d, width, scales[i]);
+    }
+    transpose(rows);
+#pragma GCC unroll 8
+    for (int64_t i = 0; i < kStrip; ++i) {
+        if (kIsTail && d + i >= width) break;
+        __builtin_memcpy(to + (d + i) * kColumns, &rows[i], sizeof rows[i]);
+    }
+}
+
+// Panels of K are apart by a little more than they hold, or all would meet in the same few sets of
+// the first cache.
+STOKER_INLINE int64_t panel_stride(int64_t width) { return (width + 1) * kColumns; }
+
+// K of a tile, into panels of kColumns keys: panel p holds, for each dimension in turn, that of
+// keys p * kColumns and on.
 template <int32_t kFormat>
-static void fill_keys(const TileHeads& heads, int64_t first, int64_t last, int64_t width,
-                      float* panels) {
-    for (int64_t key = first / kStrip * kStrip; key < last; key += kStrip) {
+static void fill_keys(const TileHeads& heads, int64_t width, float* panels, Ahead& ahead) {
+    for (int64_t key = heads.first / kStrip * kStrip; key < heads.last; key += kStrip) {
         const char* from[kStrip];
         float scales[kStrip];
         for (int64_t i = 0; i < kStrip; ++i) {
             // What lies beyond is copied from a neighbour: it will be masked.
-            from[i] = heads.of_key[greatest(first, least(key + i, last - 1))];
+            from[i] = heads.of_key[greatest(heads.first, least(key + i, heads.last - 1))];
             scales[i] = head_scale<kFormat>(from[i], width);
         }
-        float* to = panels + key / kColumns * kColumns * width + key % kColumns;
-        for (int64_t d = 0; d < width; d += kStrip) {
-            Strip rows[kStrip];
-#pragma GCC unroll 8
-            for (int64_t i = 0; i < kStrip; ++i) {
-                rows[i] = read_strip<kFormat>(from[i], d, width, scales[i]);
-            }
-            transpose(rows);
-            if (d + kStrip <= width) {
-#pragma GCC unroll 8
-                for (int64_t i = 0; i < kStrip; ++i) {
-                    __builtin_memcpy(to + (d + i) * kColumns, &rows[i], sizeof rows[i]);
-                }
-            } else {
-                for (int64_t i = 0; d + i < width; ++i) {
-                    __builtin_memcpy(to + (d + i) * kColumns, &rows[i], sizeof rows[i]);
-                }
-            }
+        float* to = panels + key / kColumns * panel_stride(width) + key % kColumns;
+        int64_t d = 0;
+        for (; d + kStrip <= width; d += kStrip) {
+            fill_strips<kFormat, false>(from, scales, d, width, to);
         }
+        if (d < width) fill_strips<kFormat, true>(from, scales, d, width, to);
+        ahead.ask(kAskedAtOnce);
     }
 }
 
-// V of keys [first, last) of a tile, into panels of kColumns dimensions: panel p holds, for each
-// key in turn, its dimensions p * kColumns and on, zeros past the last.
+// Rows of V are apart by a line more than they hold, for the same reason.
+STOKER_INLINE int64_t value_stride(int64_t width) { return in_panels(width) + 16; }
+
+// V of a tile, a row for each key, with zeros past the last dimension.
 template <int32_t kFormat>
-static void fill_values(const TileHeads& heads, int64_t values_at, int64_t first, int64_t last,
-                        int64_t width, float* panels) {
-    for (int64_t key = first; key < last; ++key) {
+static void fill_values(const TileHeads& heads, int64_t values_at, int64_t width, float* rows,
+                        Ahead& ahead) {
+    for (int64_t key = heads.first; key < heads.last; ++key) {
         const char* from = heads.of_key[key] + values_at;
         const float scale = head_scale<kFormat>(from, width);
-        float* to = panels + key * kColumns;
-        for (int64_t d = 0; d < in_panels(width); d += kStrip) {
-            const Strip values = read_strip<kFormat>(from, d, width, scale);
-            __builtin_memcpy(to + d / kColumns * kColumns * kTile + d % kColumns, &values,
-                             sizeof values);
+        float* to = rows + key * value_stride(width);
+        int64_t d = 0;
+        for (; d + kStrip <= width; d += kStrip) {
+            const Strip values = read_strip<kFormat, false>(from, d, width, scale);
+            __builtin_memcpy(to + d, &values, sizeof values);
         }
+        if (d < width) {
+            const Strip values = read_strip<kFormat, true>(from, d, width, scale);
+            __builtin_memcpy(to + d, &values, sizeof values);
+            d += kStrip;
+        }
+        for (; d < in_panels(width); ++d) to[d] = 0.0f;
+        if (key % 8 == 0) ahead.ask(kAskedAtOnce);
     }
 }
 
 // kRows rows: c[r] = c[r] * keep[r] + sum over k of a[r * kRowStep + k * kStep] * b[k], where c and
 // b have kColumns columns. Without `keep`, the sum alone.
 template <int kRows, int64_t kRowStep, int64_t kStep>
-STOKER_INLINE void multiply(const float* a, const float* b, int64_t depth, const float* keep,
-                            float* c, int64_t c_stride) {
+STOKER_INLINE void multiply(const float* a, const float* b, int64_t b_stride, int64_t depth,
+                            const float* keep, float* c, int64_t c_stride) {
     Floats left[kRows], right[kRows];
 #pragma GCC unroll 6
     for (int r = 0; r < kRows; ++r) {
@@ -130,7 +168,7 @@ STOKER_INLINE void multiply(const float* a, const float* b, int64_t depth, const
         right[r] = keep ? load(c + r * c_stride + kLanes) * splat(keep[r]) : zeros();
     }
     for (int64_t k = 0; k < depth; ++k) {
-        const Floats b_left = load(b + k * kColumns), b_right = load(b + k * kColumns + kLanes);
+        const Floats b_left = load(b + k * b_stride), b_right = load(b + k * b_stride + kLanes);
 #pragma GCC unroll 6
         for (int r = 0; r < kRows; ++r) {
             const Floats factor = splat(a[r * kRowStep + k * kStep]);
@@ -146,15 +184,15 @@ STOKER_INLINE void multiply(const float* a, const float* b, int64_t depth, const
 }
 
 template <int64_t kRowStep, int64_t kStep>
-STOKER_INLINE void multiply(int64_t rows, const float* a, const float* b, int64_t depth,
-                            const float* keep, float* c, int64_t c_stride) {
+STOKER_INLINE void multiply(int64_t rows, const float* a, const float* b, int64_t b_stride,
+                            int64_t depth, const float* keep, float* c, int64_t c_stride) {
     switch (rows) {
-        case 1: return multiply<1, kRowStep, kStep>(a, b, depth, keep, c, c_stride);
-        case 2: return multiply<2, kRowStep, kStep>(a, b, depth, keep, c, c_stride);
-        case 3: return multiply<3, kRowStep, kStep>(a, b, depth, keep, c, c_stride);
-        case 4: return multiply<4, kRowStep, kStep>(a, b, depth, keep, c, c_stride);
-        case 5: return multiply<5, kRowStep, kStep>(a, b, depth, keep, c, c_stride);
-        default: return multiply<6, kRowStep, kStep>(a, b, depth, keep, c, c_stride);
+        case 1: return multiply<1, kRowStep, kStep>(a, b, b_stride, depth, keep, c, c_stride);
+        case 2: return multiply<2, kRowStep, kStep>(a, b, b_stride, depth, keep, c, c_stride);
+        case 3: return multiply<3, kRowStep, kStep>(a, b, b_stride, depth, keep, c, c_stride);
+        case 4: return multiply<4, kRowStep, kStep>(a, b, b_stride, depth, keep, c, c_stride);
+        case 5: return multiply<5, kRowStep, kStep>(a, b, b_stride, depth, keep, c, c_stride);
+        default: return multiply<6, kRowStep, kStep>(a, b, b_stride, depth, keep, c, c_stride);
     }
 }
 
@@ -234,21 +272,24 @@ STOKER_INLINE void soften(const RowBlock& block, float* scores, int64_t first, i
 
 // Add what a block's rows see of one tile to their sums.
 STOKER_INLINE void attend_tile(const RowBlock& block, const float* keys, const float* values,
-                               int64_t width) {
+                               int64_t width, Ahead& ahead) {
     const Span seen = seen_of(block);
     if (seen.first >= seen.last) return;
     alignas(64) float scores[kBlock * kTile];
     const int64_t first_panel = seen.first / kColumns, last_panel = divided_up(seen.last, kColumns);
     for (int64_t panel = first_panel; panel < last_panel; ++panel) {
-        multiply<1, kBlock>(block.rows, block.q, keys + panel * kColumns * width, width, nullptr,
-                            scores + panel * kColumns, kTile);
+        multiply<1, kBlock>(block.rows, block.q, keys + panel * panel_stride(width), kColumns, width,
+                            nullptr, scores + panel * kColumns, kTile);
+        ahead.ask(kAskedAtOnce);
     }
     alignas(64) float keep[kBlockLanes];
     soften(block, scores, first_panel * 2, last_panel * 2, keep);
+    const int64_t stride = value_stride(width);
     for (int64_t column = 0; column < in_panels(width); column += kColumns) {
-        multiply<kTile, 1>(block.rows, scores + seen.first,
-                           values + column * kTile + seen.first * kColumns, seen.last - seen.first,
-                           keep, block.values + column, in_panels(width));
+        multiply<kTile, 1>(block.rows, scores + seen.first, values + seen.first * stride + column,
+                           stride, seen.last - seen.first, keep, block.values + column,
+                           in_panels(width));
+        ahead.ask(kAskedAtOnce);
     }
 }
 

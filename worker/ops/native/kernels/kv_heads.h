@@ -22,6 +22,14 @@ STOKER_INLINE Strip widened(const char* from) {
         Strip values;
         __builtin_memcpy(&values, from, sizeof values);
         return values;
+#if defined(STOKER_HAS_AVX2)  // compilers make more of the conversions below than one instruction
+    } else if constexpr (kFormat == stoker::kInt8) {
+        const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+        return (Strip)_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes));
+    } else if constexpr (kFormat == stoker::kBFloat16) {
+        const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+        return (Strip)_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16);
+#else
     } else if constexpr (kFormat == stoker::kInt8) {
         StripBytes bytes;
         __builtin_memcpy(&bytes, from, sizeof bytes);
@@ -30,6 +38,7 @@ STOKER_INLINE Strip widened(const char* from) {
         StripHalves halves;
         __builtin_memcpy(&halves, from, sizeof halves);
         return (Strip)(__builtin_convertvector(halves, StripWords) << 16);
+#endif
     } else {
 #if defined(STOKER_HAS_F16C)
         return (Strip)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
@@ -55,19 +64,19 @@ STOKER_INLINE float head_scale(const char* head, int64_t width) {
     return scale;
 }
 
-// Values [at, at + kStrip) of a head of `width`; zeros past its end.
-template <int32_t kFormat>
+// Values [at, at + kStrip) of a head of `width`; with `kIsTail`, zeros past its end.
+template <int32_t kFormat, bool kIsTail>
 STOKER_INLINE Strip read_strip(const char* head, int64_t at, int64_t width, float scale) {
     constexpr int64_t bytes = bytes_of(kFormat);
     Strip values;
-    if (at + kStrip <= width) {
-        values = widened<kFormat>(head + at * bytes);
-    } else {
+    if constexpr (kIsTail) {
         char part[kStrip * bytes] = {};
         for (int64_t i = at; i < width; ++i) {
             __builtin_memcpy(part + (i - at) * bytes, head + i * bytes, bytes);
         }
         values = widened<kFormat>(part);
+    } else {
+        values = widened<kFormat>(head + at * bytes);
     }
     if constexpr (kFormat == stoker::kInt8) values = values * scale;
     return values;
