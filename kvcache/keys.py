@@ -10,6 +10,7 @@ the same bytes and take three times as long.
 """
 
 import ctypes
+import sys
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
@@ -91,11 +92,11 @@ def _chain_keys(parent: bytes, blocks: bytes, num_blocks: int, block_bytes: int)
 
 @cache
 def native_library() -> ctypes.CDLL | None:
-    """The newest build beside this package's C++; None: there is none of this version."""
+    """The newest build beside this package's C++; None: there is none that does here."""
     builds = sorted(
         (Path(__file__).parent / "native").glob("keys*.so"), key=lambda path: path.stat().st_mtime
     )
-    if not builds:
+    if not builds or sys.byteorder != "little":
         return None
     try:
         native = ctypes.CDLL(str(builds[-1]))

@@ -30,8 +30,9 @@ class BlockTables:
 
     def append_each(self, slots: IndexArray, blocks: Sequence[int] | Int32Array) -> None:
         """Append one block to the table of each slot; slots must differ."""
-        self.rows[slots, self.lengths[slots]] = blocks
-        self.lengths[slots] += 1
+        lengths = self.lengths[slots]
+        self.rows[slots, lengths] = blocks
+        self.lengths[slots] = lengths + 1
 
     def clear(self, slot: int) -> None:
         self.lengths[slot] = 0

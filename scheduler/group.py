@@ -215,7 +215,7 @@ class Group:
         blocks = -(-num_tokens // self.block_size)
         key = sequence.keys[len(cached) - 1] if cached else sequence.root_key
         slot = self.running.admit(sequence, num_cached, blocks * self.block_size, key)
-        table = self.cache.admit(slot, cached, num_tokens)
+        self.cache.admit(slot, cached, num_tokens)
         sequence.slot, sequence.group_id = slot, self.group_id
         sampling = sequence.request.sampling
         draft.admit(
@@ -223,14 +223,15 @@ class Group:
                 slot=slot,
                 sampling=sampling,
                 num_prompt=sequence.num_prompt,
-                blocks=int32(table),
+                blocks=self.cache.tables.of(slot).copy(),
                 num_cached=num_cached,
                 end_ids=sequence.request.end_ids,
                 history=sequence.tokens[:num_cached] if sampling.needs_history else NO_INT32,
             ),
             sequence,
         )
-        if self.cache.reuses_prefixes:  # others that share its prompt shall wait for it
+        if self.cache.reuses_prefixes and num_cached + count < num_tokens:
+            # others that share its prompt shall wait for it
             sequence.extend_keys(sequence.tokens, self.block_size)
             self._coming[slot] = frozenset(sequence.keys[len(cached) :])
         self.prefill(draft, slot, count)

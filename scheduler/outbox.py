@@ -40,7 +40,7 @@ class Outbox:
         first = int(self.client[0])
         if np.count_nonzero(self.client == first) == len(self.client):
             return [self._batch(first)]
-        return [self._of(int(c))._batch(int(c)) for c in np.unique(self.client)]
+        return [self._of(client)._batch(client) for client in sorted(set(self.client.tolist()))]
 
     def counts(self) -> Int32Array:
         """`count`, written out."""
@@ -48,16 +48,22 @@ class Outbox:
 
     def _of(self, client: int) -> "Outbox":
         """The rows and news of one client."""
-        mine = self.client == client
+        is_mine = self.client == client
+        mine = is_mine.nonzero()[0]
+        count, token = NO_INT32, self.token
+        if len(self.count):
+            count, token = self.count.take(mine), token[np.repeat(is_mine, self.count)]
+        else:
+            token = token.take(mine)
         return Outbox(
-            client=self.client[mine],
-            handle=self.handle[mine],
-            count=self.count[mine] if len(self.count) else NO_INT32,
-            token=self.token[np.repeat(mine, self.count) if len(self.count) else mine],
-            finish=self.finish[mine],
+            client=self.client.take(mine),
+            handle=self.handle.take(mine),
+            count=count,
+            token=token,
+            finish=self.finish.take(mine),
             started=[(owner, news) for owner, news in self.started if owner == client],
             ended=[(owner, news) for owner, news in self.ended if owner == client],
-            logprobs=None if self.logprobs is None else _only(self.logprobs, mine),
+            logprobs=None if self.logprobs is None else _only(self.logprobs, is_mine),
         )
 
     def _batch(self, client: int) -> Outgoing:

@@ -223,4 +223,6 @@ class RunningColumns:
         at = len(self.order)
         while at and self.at(int(self.order[at - 1])).sort_key > sequence.sort_key:
             at -= 1
-        self.order = np.concatenate((self.order[:at], (slot,), self.order[at:]))
+        order = np.empty(len(self.order) + 1, dtype=np.intp)
+        order[:at], order[at], order[at + 1 :] = self.order[:at], slot, self.order[at:]
+        self.order = order

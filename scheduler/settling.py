@@ -163,8 +163,10 @@ def _started(sequence: Sequence, now: float) -> Started:
         chunks.append((1, now))
     if len(chunks) > 1:
         chunk_tokens = int32([count for count, _ in chunks])
-        ends = [sequence.started_at, *(at for _, at in chunks)]
-        chunk_s = np.diff(ends).astype(np.float32)
+        begins = [sequence.started_at, *(at for _, at in chunks)]
+        chunk_s = np.array(
+            [at - begin for (_, at), begin in zip(chunks, begins, strict=False)], dtype=np.float32
+        )
     return Started(
         handle=sequence.request.handle,
         num_cached_tokens=sequence.num_cached_tokens,

@@ -29,7 +29,9 @@ class WaitingQueue:
         self.num_tokens += len(sequence.tokens)
 
     def remove(self, sequence: Sequence) -> None:
-        at = bisect_left(self._queue, sequence.sort_key, key=lambda item: item.sort_key)
+        at = 0
+        if self._queue[0] is not sequence:
+            at = bisect_left(self._queue, sequence.sort_key, key=lambda item: item.sort_key)
         assert self._queue[at] is sequence, f"sequence {sequence.serial} does not wait"
         del self._queue[at]
         self.num_tokens -= len(sequence.tokens)

@@ -2,14 +2,14 @@
 // key of the block before and the block's tokens. The same bytes as Python's
 // hashlib.blake2b(parent + block, digest_size=16), on every machine.
 //
-// Plain C interface, loaded with ctypes; nothing is kept between calls.
+// Plain C interface, loaded with ctypes; nothing is kept between calls. For little-endian
+// machines, where a token lies in memory as it is hashed.
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <utility>
-#include <vector>
 
 namespace {
 
@@ -129,13 +129,9 @@ void stoker_chain_keys(const uint8_t* parent, const uint8_t* blocks, int64_t num
 // `tokens` each, from `begins` on.
 void stoker_next_keys(const uint8_t* parents, const int32_t* tokens, const int64_t* begins,
                       int64_t num_blocks, int64_t block_size, uint8_t* keys) {
-  std::vector<uint8_t> block(size_t(block_size) * 4);
   for (int64_t i = 0; i < num_blocks; ++i) {
-    for (int64_t j = 0; j < block_size; ++j) {
-      const uint32_t token = uint32_t(tokens[begins[i] + j]);
-      for (int byte = 0; byte < 4; ++byte) block[4 * j + byte] = uint8_t(token >> (8 * byte));
-    }
-    block_key(parents + i * kKeyBytes, block.data(), block.size(), keys + i * kKeyBytes);
+    const auto* block = reinterpret_cast<const uint8_t*>(tokens + begins[i]);
+    block_key(parents + i * kKeyBytes, block, size_t(block_size) * 4, keys + i * kKeyBytes);
   }
 }
 }
