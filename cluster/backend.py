@@ -29,6 +29,7 @@ class RunnerSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     kv_cache_memory_bytes: int | None = None
     num_kv_blocks: int | None = None
     enforce_eager: bool = False
+    quantization: str = "none"
     num_threads: int = 1
     """Compute threads of this rank."""
     ranks_on_host: int = 1

@@ -82,6 +82,10 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Literal["auto", "float32", "bfloat16", "float16", "int8"],
         setting("Of K/V; auto: as dtype. int8 (CPUs) holds nearly 4x float32's tokens."),
     ] = "auto"
+    quantization: Annotated[
+        Literal["none", "int8"],
+        setting("int8: a byte per weight, made from any checkpoint while it loads; CPUs only."),
+    ] = "none"
     ops: Annotated[
         Literal["auto", "reference", "cpu", "cuda"],
         setting("Set of operations; auto: the device's fast one."),
@@ -213,6 +217,12 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 "with a GPU"
             )
         device = self.device if self.device != "auto" else ("cuda" if has_gpu else "cpu")
+        if self.quantization != "none" and (device == "cuda" or self.ops == "reference"):
+            raise ConfigError(
+                f"quantization={self.quantization} is made by the CPU's own operations, but "
+                f"device={device} and ops={self.ops}. Use quantization=none, or device=cpu with "
+                "ops=auto"
+            )
         tokens = self.max_num_batched_tokens
         if tokens is None:
             tokens = max(2048 if device == "cuda" else 512, self.max_num_seqs)

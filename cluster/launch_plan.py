@@ -112,6 +112,7 @@ class LaunchPlan:
             model_dir=str(self.model_dir),
             dtype=config.dtype,
             kv_cache_dtype=config.kv_cache_dtype,
+            quantization=config.quantization,
             device=config.device,
             ops=config.ops,
             block_size=config.block_size,

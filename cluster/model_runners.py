@@ -36,6 +36,7 @@ def runner_config(launch: WorkerLaunch) -> RunnerConfig:
         model_dir=Path(spec.model_dir),
         dtype=spec.dtype,
         kv_cache_dtype=spec.kv_cache_dtype,
+        quantization=spec.quantization,
         device=spec.device,
         ops=spec.ops,
         tensor_parallel_size=launch.num_ranks,

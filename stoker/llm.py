@@ -41,7 +41,8 @@ class LLM:
         settings: those of `cluster.config.EngineConfig`, such as `tensor_parallel_size`,
             `gpu_memory_utilization`, `max_model_len`, `max_num_seqs`, `max_num_batched_tokens`,
             `block_size`, `enable_prefix_caching`, `num_kv_blocks`, `kv_cache_memory_bytes`,
-            `dtype`, `backend`, `num_groups` (also `data_parallel_size`), `scheduling_policy`.
+            `dtype`, `quantization`, `backend`, `num_groups` (also `data_parallel_size`),
+            `scheduling_policy`.
     Raises:
         ConfigError: a setting that there is not, or with a value that cannot be.
         ModelError: there is no such model.

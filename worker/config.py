@@ -6,6 +6,7 @@ from pathlib import Path
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 KV_CACHE_DTYPES = (*DTYPES, "int8")
 DEVICES = ("cpu", "cuda")
+QUANTIZATIONS = ("none", "int8")
 OPERATION_SETS = ("auto", "reference", "cpu", "cuda")
 
 
@@ -25,6 +26,9 @@ class RunnerConfig:
     kv_cache_dtype: str = "auto"
     """How K/V are held; auto: as `dtype` says. Narrower: more tokens fit, and long contexts are
     read faster, at the price of rounding."""
+    quantization: str = "none"
+    """Of the weights of linear layers, done while loading. int8: a byte per weight and a scale for
+    each 32; half of 16-bit weights' traffic, at the price of some accuracy. CPUs only."""
     device: str = "cpu"
     """cpu or cuda; which GPU is the process's choice (the current CUDA device)."""
     ops: str = "auto"
@@ -57,6 +61,7 @@ class RunnerConfig:
         for name, known in (
             ("dtype", DTYPES),
             ("kv_cache_dtype", KV_CACHE_DTYPES),
+            ("quantization", QUANTIZATIONS),
             ("device", DEVICES),
             ("ops", OPERATION_SETS),
         ):
@@ -82,6 +87,12 @@ class RunnerConfig:
             )
         if self.ops == "cuda" and self.device != "cuda":
             raise ValueError(f"ops='cuda' needs device='cuda', got device={self.device!r}")
+        if self.quantization != "none" and (self.device != "cpu" or self.ops == "reference"):
+            raise ValueError(
+                f"quantization={self.quantization!r} needs device='cpu' and ops='cpu' (or 'auto'), "
+                f"got device={self.device!r} and ops={self.ops!r}. Set quantization='none'; "
+                "dtype='bfloat16' halves the weights of a float32 checkpoint anywhere."
+            )
 
 
 def _check_positive(name: str, value: int) -> None:

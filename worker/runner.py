@@ -61,7 +61,9 @@ class ModelRunner:
         self._vocab_widths = [shard.vocab_rows.size for shard in shards]
         self.max_model_len = _max_model_len(config, self.spec)
         self.dtype = choose_dtype(config.dtype, self.spec.dtype)
-        self._ops: Operations = make_operations(config.ops, config.device, config.num_threads)
+        self._ops: Operations = make_operations(
+            config.ops, config.device, config.num_threads, config.quantization
+        )
         self._kv_dtype = choose_kv_dtype(config.kv_cache_dtype, self.dtype, self._ops.name)
         self._geometry = KVGeometry(
             num_layers=self.spec.num_layers,

@@ -15,11 +15,14 @@ _SETS = {
 }
 
 
-def make_operations(name: str, device: str, num_threads: int = 1) -> Operations:
+def make_operations(
+    name: str, device: str, num_threads: int = 1, quantization: str = "none"
+) -> Operations:
     """The set of this name; `auto` is the fast one of the device.
 
     Args:
         num_threads: that the `cpu` set computes with, the caller's own among them.
+        quantization: of linear layers' weights; int8 is for the `cpu` set only.
 
     Raises:
         ImportError: the set's own dependency (triton for `cuda`) is not installed.
@@ -27,7 +30,10 @@ def make_operations(name: str, device: str, num_threads: int = 1) -> Operations:
     chosen = device if name == "auto" else name
     module, kind = _SETS[chosen]
     build = cast("Callable[..., Operations]", getattr(importlib.import_module(module), kind))
-    return build(num_threads) if chosen == "cpu" else build()
+    if chosen == "cpu":
+        return build(num_threads, is_int8=quantization == "int8")
+    assert quantization == "none", f"{chosen} operations do not quantize"
+    return build()
 
 
 def find_draw(ops: Operations) -> Draw | None:

@@ -56,9 +56,17 @@ class CpuOperations:
 
     name = "cpu"
 
-    def __init__(self, num_threads: int = 1, level: str | None = None) -> None:
-        """Start the threads. `level`: of instruction sets; None is the best of this machine."""
+    def __init__(
+        self, num_threads: int = 1, level: str | None = None, *, is_int8: bool = False
+    ) -> None:
+        """Start the threads.
+
+        Args:
+            level: of instruction sets; None is the best of this machine.
+            is_int8: quantize the weights of linear layers.
+        """
         self.team = Team(num_threads, level)
+        self._is_int8 = is_int8
         self._recording: Recording | None = None
         self._batch = Batch()
         self._inputs: BatchInputs | None = None
@@ -67,8 +75,9 @@ class CpuOperations:
         return torch.float32
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> Linear:
-        packed = self.team.pack(weight, weight.dtype)
-        return Linear(packed, bias, weight.shape[0], weight.shape[1], weight.dtype, is_packed=True)
+        dtype = torch.int8 if self._is_int8 else weight.dtype
+        packed = self.team.pack(weight, dtype)
+        return Linear(packed, bias, weight.shape[0], weight.shape[1], dtype, is_packed=True)
 
     def pack_embedding(self, table: Tensor) -> Linear:
         return Linear(table, None, table.shape[0], table.shape[1], table.dtype)
