@@ -165,7 +165,7 @@ STOKER_INLINE OfGroup quantize_group(const float* x, Quantum* out) {
     Ints total = {};
 #pragma GCC unroll 8
     for (int64_t i = 0; i < kGroup / kLanes; ++i) {
-        const Ints rounded = (Ints)(values[i] * inverse + magic) - (Ints)magic;
+        const Ints rounded = (Ints)multiply_add(values[i], inverse, magic) - (Ints)magic;
         if (kOffset != 0) total += rounded;
         const Quanta quanta = __builtin_convertvector(rounded, Quanta);
         __builtin_memcpy(out + i * kLanes, &quanta, sizeof quanta);
