@@ -48,7 +48,7 @@ def main() -> None:
     if not args.show:
         measure(args, kept)
         results = read_results(kept)
-    made = page.document(results, [others.scheduler_table(results)])
+    made = page.document(results, [others.scheduler_table(results), others.quality_text(results)])
     print(made)
     if args.page is not None:
         page.write_page(args.page, made)
@@ -80,6 +80,10 @@ def measure(args: argparse.Namespace, kept: Path) -> None:
     if "scheduler" in args.only:
         with held(args.lock):
             results.parts |= others.measure_schedulers(args.envs, args.threads, run_id, args.skip)
+        write_results(results, kept)
+    if "quality" in args.only:
+        with held(args.lock):
+            results.parts |= others.measure_quality(run_id)
         write_results(results, kept)
 
 

@@ -44,9 +44,24 @@ def measure_schedulers(
     return parts
 
 
+def measure_quality(run_id: str) -> dict[str, Part]:
+    """What int8 weights change, as `bench.quality` tells it."""
+    part = Part(run_id=run_id, commit=commit())
+    part.text = _output([sys.executable, "-m", "bench.quality"], {}, part).strip()
+    return {"quality": part}
+
+
 def _part(run_id: str, command: Sequence[str], environment: Mapping[str, str]) -> Part:
     """The figures that a command prints as its last line."""
     part = Part(run_id=run_id, commit=commit())
+    said = _output(command, environment, part)
+    if not part.failure:
+        part.figures = json.loads(said.splitlines()[-1])
+    return part
+
+
+def _output(command: Sequence[str], environment: Mapping[str, str], part: Part) -> str:
+    """What a command prints; why it failed goes into `part`."""
     try:
         ran = subprocess.run(
             command,
@@ -56,14 +71,14 @@ def _part(run_id: str, command: Sequence[str], environment: Mapping[str, str]) -
             text=True,
             timeout=LIMIT_S,
         )
-        if ran.returncode:
-            lines = ran.stderr.strip().splitlines() or ["it said nothing"]
-            part.failure = f"ended with {ran.returncode}: {lines[-1]}"
-        else:
-            part.figures = json.loads(ran.stdout.splitlines()[-1])
     except subprocess.TimeoutExpired:
         part.failure = f"stopped after {LIMIT_S:.0f} s"
-    return part
+        return ""
+    if ran.returncode:
+        lines = ran.stderr.strip().splitlines() or ["it said nothing"]
+        part.failure = f"ended with {ran.returncode}: {lines[-1]}"
+        return ""
+    return ran.stdout
 
 
 def scheduler_table(results: Results) -> str:
@@ -86,3 +101,9 @@ def scheduler_table(results: Results) -> str:
             ]
         )
     return markdown_table(rows)
+
+
+def quality_text(results: Results) -> str:
+    """What `bench.quality` printed, if it was asked."""
+    part = results.parts.get("quality")
+    return part.text if part else ""

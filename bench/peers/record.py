@@ -65,11 +65,12 @@ class Launch(Struct, kw_only=True):
 
 
 class Part(Struct, kw_only=True):
-    """Something beside traces that a command measured: a name for each figure."""
+    """Something beside traces that a command measured: named figures, or a text of its own."""
 
     run_id: str
     commit: str
     figures: dict[str, float] = {}
+    text: str = ""
     failure: str = ""
 
 

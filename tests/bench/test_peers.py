@@ -13,8 +13,9 @@ from bench.peers.catalogue import LARGE, STOKER, VLLM
 from bench.peers.comparison import Comparison, Limits, is_skipped
 from bench.peers.driver import Ran, read_requests, turned
 from bench.peers.environments import requirements_in
+from bench.peers.others import scheduler_table
 from bench.peers.page import BEGIN, END, bars_table, document, judged, row_of, write_page
-from bench.peers.record import Figure, Launch, Replays, Results, read_results, write_results
+from bench.peers.record import Figure, Launch, Part, Replays, Results, read_results, write_results
 from bench.peers.side import Side, SideFailed, Stopped
 from bench.peers.stoker_driver import settings_of
 from bench.peers.weights import interleaved, shared_prefix_trace, trace_file
@@ -436,3 +437,22 @@ def test_a_side_that_does_not_start_says_its_last_words(tmp_path: Path) -> None:
     with pytest.raises(SideFailed, match="no such model"):
         side.wait_ready(60)
     side.close()
+
+
+# --- beside traces --------------------------------------------------------------------------
+
+
+def test_both_schedulers_stand_side_by_side_with_our_bars() -> None:
+    names = ("decode 32", "decode 128", "decode 256", "decode 1024", "admission", "hash")
+    ours = Part(run_id="one", commit="abc", figures=dict.fromkeys(names, 100.0))
+    theirs = Part(run_id="one", commit="abc", figures=dict.fromkeys(names, 5000.0))
+    results = Results(parts={"stoker scheduler": ours, "vllm scheduler": theirs})
+
+    lines = scheduler_table(results).splitlines()
+
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+    assert cells[0][1:] == ["100", "5000", "50.0", "≤ 120", "met"]
+    assert cells[1][1:] == ["100", "5000", "50.0", "", ""]
+    assert cells[5][1:] == ["100", "5000", "50.0", "≤ 2", "missed"]
+    del results.parts["vllm scheduler"]
+    assert "| – |" in " ".join(scheduler_table(results).split())
