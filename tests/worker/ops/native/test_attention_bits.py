@@ -1,6 +1,7 @@
 """The bits of a token's attention are its own: whatever way its step was cut, and in any format."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 import torch
@@ -77,7 +78,7 @@ class Pool:
         ops.begin_step(batch, self.shape, self.block_size)
         rows = torch.cat([q[sequence, first : first + n] for sequence, first, n in slices])
         out = ops.paged_attention(rows, self.kv, batch, self.shape, window)
-        return list(out.split([n for _, _, n in slices]))
+        return [out[start:end] for start, end in pairwise(batch.slice_offsets.tolist())]
 
 
 def as_held(ops: CpuOperations, kv: Tensor, shape: AttentionShape, dtype: torch.dtype) -> Tensor:
