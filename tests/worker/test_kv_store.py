@@ -2,11 +2,13 @@
 
 from pathlib import Path
 
+import msgspec
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
+from tokenizers import Tokenizer
 
+from scheduler.plan import LogprobRows
 from scheduler.sampling import SamplingParams
 from tests.worker.groups import WorkerGroup
 from tests.worker.plans import PlanDriver
@@ -29,7 +31,7 @@ def test_the_cpu_set_holds_kv_in_any_format(wanted: str) -> None:
 
 
 def test_the_oracle_refuses_int8_and_says_what_would_do() -> None:
-    with pytest.raises(ModelError, match="ops 'reference' read float types only. Use ops='cpu'"):
+    with pytest.raises(ModelError, match=r"ops 'reference' read float types only\. Use ops='cpu'"):
         choose_kv_dtype("int8", torch.float32, "reference")
 
 
@@ -65,21 +67,28 @@ def test_narrower_kv_make_room_for_as_many_more_blocks(tmp_path: Path) -> None:
     assert num_blocks["int8"] == pytest.approx(64 / 20 * num_blocks["float32"], abs=4)
 
 
-def prompt_scores(folder: Path, prompt: list[int], kv_cache_dtype: str) -> npt.NDArray[np.float32]:
-    """Log-probabilities of the prompt's tokens, computed in two chunks."""
-    asking = SamplingParams(temperature=0.0, max_tokens=None, seed=0, prompt_logprobs=0)
-    found = []
+def score_prompt(folder: Path, prompt: list[int], kv_cache_dtype: str) -> LogprobRows:
+    """Log-probabilities of the prompt's tokens, in two chunks, and the likeliest tokens."""
+    asking = SamplingParams(temperature=0.0, max_tokens=None, seed=0, prompt_logprobs=1)
+    half = len(prompt) // 2
     with WorkerGroup(folder, kv_cache_dtype=kv_cache_dtype) as group:
         group.start()
         driver = PlanDriver(block_size=16, num_blocks=64, num_slots=8)
         sequence = driver.admit(prompt, asking)
-        for count in (30, len(prompt) - 30):
+        found = []
+        for count in (half, len(prompt) - half):
             plan = driver.plan([(sequence, count)])
             result = group.execute(plan)
             driver.take([(sequence, count)], plan, result)
             assert result.logprobs is not None
-            found.append(result.logprobs.logprob.reshape(-1, result.logprobs.width)[:, 0])
-    return np.concatenate(found)
+            found.append(result.logprobs)
+    first, second = found
+    assert first.width == second.width == 2
+    return msgspec.structs.replace(
+        first,
+        token=np.concatenate((first.token, second.token)).reshape(-1, 2),
+        logprob=np.concatenate((first.logprob, second.logprob)).reshape(-1, 2),
+    )
 
 
 @pytest.mark.parametrize(("name", "near"), [("bfloat16", 0.02), ("float16", 0.003), ("int8", 0.03)])
@@ -89,6 +98,28 @@ def test_a_model_over_narrower_kv_stays_near_float32(
     _, folder = save_model("llama", tmp_path)
     prompt = np.random.default_rng(0).integers(0, 97, 60).tolist()
 
-    errors = np.abs(prompt_scores(folder, prompt, name) - prompt_scores(folder, prompt, "float32"))
+    wide, narrow = (score_prompt(folder, prompt, held) for held in ("float32", name))
 
-    assert 0 < errors.mean() < near
+    error = np.abs(narrow.logprob - wide.logprob)[:, 0].mean()
+    assert 0 < error < near
+
+
+@pytest.mark.model
+@pytest.mark.slow
+def test_the_real_model_says_nearly_the_same_over_narrower_kv(smollm2: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(smollm2 / "tokenizer.json"))
+    text = (Path(__file__).parents[2] / "docs" / "architecture.md").read_text()
+    prompt = tokenizer.encode(text).ids[:900]
+    wide = score_prompt(smollm2, prompt, "float32")
+    perplexity = np.exp(-wide.logprob[:, 0].mean())
+    for name, worse, agreeing in (
+        ("bfloat16", 0.005, 0.98),
+        ("float16", 0.001, 0.995),
+        ("int8", 0.01, 0.97),
+    ):
+        narrow = score_prompt(smollm2, prompt, name)
+        found = np.exp(-narrow.logprob[:, 0].mean())
+        agreement = (narrow.token[:, 1] == wide.token[:, 1]).mean()
+        print(f"{name}: perplexity {found:.4f} ({perplexity:.4f}), same token {agreement:.4f}")
+        assert abs(found / perplexity - 1) < worse
+        assert agreement > agreeing
