@@ -1,8 +1,10 @@
 """The main of a plain worker process: `python -m cluster.worker_main PARENT_PID < launch`."""
 
+import ctypes
 import os
 import signal
 import sys
+from contextlib import suppress
 from types import FrameType
 
 import msgspec
@@ -11,6 +13,12 @@ from cluster.backend import WorkerLaunch, decode_launch
 from cluster.logs import EventLog, show_events
 from cluster.orphans import die_with_parent
 from cluster.worker_host import Runner, RunnerFactory, WorkerHost
+
+M_MMAP_THRESHOLD = -3  # mallopt(3)
+
+LARGE_BYTES = 1 << 20
+"""From this size on memory comes from the system and goes back to it, which takes a millisecond
+for some megabytes. More: what was needed once stays in the heap."""
 
 
 def main(build: RunnerFactory | None = None) -> int:
@@ -43,13 +51,16 @@ def settle_on_cores(launch: WorkerLaunch) -> None:
 
     Must come before torch is imported, which reads these settings then. OpenMP's threads spin
     by default for milliseconds, which stops everything where cores are shared; MKL rounds
-    differently on differently aligned buffers unless it is told to be reproducible.
+    differently on differently aligned buffers unless it is told to be reproducible. The heap
+    would keep what tensors leave behind, so large ones are pages of their own.
     """
     if launch.cores:
         os.sched_setaffinity(0, launch.cores)
     os.environ["OMP_NUM_THREADS"] = str(launch.runner.num_threads)
     os.environ["GOMP_SPINCOUNT"] = "5000"
     os.environ["MKL_CBWR"] = "AUTO,STRICT"
+    with suppress(AttributeError):  # another C library than glibc
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, LARGE_BYTES)
 
 
 def _end(number: int, frame: FrameType | None) -> None:

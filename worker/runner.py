@@ -21,7 +21,7 @@ from worker.graphs import CudaCapture, DecodeGraphs, graph_sizes
 from worker.guide import Guide
 from worker.host_copy import HostCopy, to_device
 from worker.kv_store import KVStore, choose_kv_dtype, head_width
-from worker.memory import Capacity, measure_memory, num_blocks_for
+from worker.memory import Capacity, measure_memory, num_blocks_for, trim_heap
 from worker.models.decoder import Decoder
 from worker.models.loading import WeightLoader, model_widths
 from worker.models.spec import ModelSpec, read_spec
@@ -34,6 +34,10 @@ from worker.prompt_scores import PromptScores
 from worker.sampler import Sampler, check_logits
 from worker.shards import deal_shards
 from worker.weights import Checkpoint
+
+SAMPLED_AT_ONCE = 32
+"""Rows whose logits exist at the same time on a CPU. More only costs memory: half a megabyte a
+row with some vocabularies, three or four times while it is sampled from."""
 
 SCORED_AT_ONCE = 64
 """Prompt tokens whose logits exist at the same time. More only costs memory."""
@@ -256,11 +260,24 @@ class ModelRunner:
 
     def _sample(self, slices: Slices, hidden: Tensor, parts: "_Parts") -> Tensor:
         """[R] int64: chosen on rank 0, to be filled on the others. Adds to `parts`."""
+        rows = np.flatnonzero(slices.samples).astype(np.int32)
+        size = self._sampled_at_once(len(rows))
+        chosen = [
+            self._sample_rows(slices, rows[at : at + size], hidden[at : at + size], parts)
+            for at in range(0, len(rows), size)
+        ]
+        return chosen[0] if len(chosen) == 1 else torch.cat(chosen)
+
+    def _sampled_at_once(self, num_rows: int) -> int:
+        return min(num_rows, SAMPLED_AT_ONCE) if self._device.type == "cpu" else num_rows
+
+    def _sample_rows(
+        self, slices: Slices, rows: Int32Array, hidden: Tensor, parts: "_Parts"
+    ) -> Tensor:
         logits = self._gathered_logits(hidden)
         if logits is None or self._sampler is None:
             return torch.empty(hidden.shape[0], dtype=torch.int64, device=self._device)
         assert self._table is not None
-        rows = np.flatnonzero(slices.samples).astype(np.int32)
         chosen = self._sampler.sample(
             logits, slices.slot[rows], slices.stop[rows], self._table.tokens, rows
         )
@@ -336,6 +353,7 @@ class ModelRunner:
         """The largest step, through one layer: the others use the same memory again."""
         with torch.inference_mode():
             self._run_largest_step()
+        trim_heap()
 
     def _run_largest_step(self) -> None:
         assert self._decoder is not None
@@ -350,11 +368,12 @@ class ModelRunner:
         rows = batch.slice_offsets[1:].to(torch.int64) - 1
         program = self._make_program([kv])
         hidden = program.run(batch, rows) if program else self._launch(batch, [kv], rows)
-        logits = self._gathered_logits(hidden)
+        logits = self._gathered_logits(hidden[: self._sampled_at_once(len(hidden))])
         if logits is None:
             return
-        torch.softmax(logits, dim=-1).cumsum(dim=-1, dtype=torch.float64)
         draw = find_draw(self._ops)
+        if draw is None or self._device.type != "cpu":
+            torch.softmax(logits, dim=-1).cumsum(dim=-1, dtype=torch.float64)
         if draw is not None:  # compiled now, not while the first request waits
             whole = torch.ones(len(logits), dtype=torch.int64, device=self._device)
             share = whole.double()

@@ -57,6 +57,7 @@ class WeightLoader:
             embedding = self._kept(kept)
             lm_head = self._pack(self._read("lm_head.weight", vocabulary, rows=rows), None)
         layers = tuple(self._layer(index) for index in range(spec.num_layers))
+        trim_heap()
         cos_sin = rope_table(spec.rope, spec.head_dim, max_positions).to(self._device)
         return DecoderWeights(
             embedding=embedding,
