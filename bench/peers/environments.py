@@ -58,6 +58,8 @@ def vllm(folder: Path, threads: int) -> Program:
             "LD_PRELOAD": str(openmp.resolve()),
             "VLLM_CACHE_ROOT": str((home / "cache").resolve()),
             "TORCHINDUCTOR_CACHE_DIR": str((home / "cache" / "inductor").resolve()),
+            # Its saved graphs fail to load with this torch, and all is compiled anew.
+            "VLLM_USE_AOT_COMPILE": "0",
             "VLLM_LOGGING_LEVEL": "WARNING",
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",
