@@ -106,7 +106,8 @@ def test_every_command_exists(name: str) -> None:
         assert re.search(rf"(?m)^{target}:", makefile), f"{name}: no target {target}"
     for module in re.findall(r"python -m ((?:bench|cluster|stoker)[\w.]*)", shown):
         path = ROOT / module.replace(".", "/")
-        assert path.with_suffix(".py").is_file(), f"{name}: no module {module}"
+        is_there = path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
+        assert is_there, f"{name}: no module {module}"
     for script in re.findall(r"python ((?:bench|scripts|examples)/[\w/]+\.py)", shown):
         assert (ROOT / script).is_file(), f"{name}: no script {script}"
 
