@@ -12,6 +12,7 @@ import time
 
 import numpy as np
 
+from bench.engine_step import engine_steps
 from bench.report import header, percentile, table
 from cluster.engine_main import calm_collector
 from cluster.wire import FROM_ENGINE, TO_CLIENT, TO_ENGINE
@@ -173,6 +174,13 @@ def main() -> None:
     rows.append(steady_decode(args.running[-1], args.steps, args.seed, num_clients=4))
     rows.append(steady_decode(args.running[-1], args.steps, args.seed, writes_journal=True))
     print(table([head, *rows]))
+    for running in (args.running[0], args.running[-1]):
+        requests = make_requests(running, 128, np.random.default_rng(args.seed))
+        loop = engine_steps(requests, VOCAB, args.steps, args.seed)
+        print(
+            f"\nthe engine's whole loop at {running} running, less sockets: "
+            f"{statistics.median(loop) * 1e6:.0f} µs (p90 {percentile(loop, 0.9) * 1e6:.0f})"
+        )
     admissions = [admission(1024, 1000, args.seed + run)[0] * 1e3 for run in range(args.runs)]
     hashes = [hashing(32768, args.seed + run) * 1e3 for run in range(20 * args.runs)]
     print(
