@@ -153,7 +153,8 @@ def turns_of(stage: Stage, bars: tuple[Bar, ...]) -> dict[str, list[str]]:
     """
     sides: dict[str, list[str]] = {}
     for bar in bars:
-        if not set(bar.ours) & set(stage.sides):
+        has_others = not bar.theirs or set(bar.theirs) & set(stage.sides)
+        if not has_others or not set(bar.ours) & set(stage.sides):
             continue
         for side in stage.sides:
             if side in bar.sides and side not in sides.setdefault(bar.trace, []):

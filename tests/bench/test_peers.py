@@ -187,13 +187,17 @@ def test_every_side_of_every_bar_can_be_started_and_has_a_stage_beside_ours() ->
         assert {side.removesuffix(LARGE) for side in bar.sides} <= known
         assert set(bar.sides) <= staged
         assert bar.row in ROWS
-        assert any(set(bar.ours) & set(stage.sides) for stage in STAGES)
+        assert any(bar.trace in turns_of(stage, (bar,)) for stage in STAGES)
 
 
 def test_a_stage_plays_a_trace_with_all_its_sides_that_a_bar_of_ours_names() -> None:
     stage = Stage("16 bit", ("stoker.bf16", "vllm.fp32", "vllm.bf16", "llama.bf16"))
 
     assert turns_of(stage, (RATE, TTFT)) == {"a": ["stoker.bf16", "vllm.fp32", "vllm.bf16"]}
+
+
+def test_a_side_of_ours_does_not_play_where_nobody_is_to_compare_it_with() -> None:
+    assert turns_of(Stage("HTTP", ("stoker.fp32", "stoker.http")), (RATE, TTFT)) == {}
 
 
 @pytest.mark.parametrize("name", ["vllm", "vllm.fp32"])
