@@ -5,7 +5,7 @@ keys mean equal prefixes, nobody can craft a collision (cases: a weak hash serve
 prompt's cache), and every process gets the same keys. The first block's parent is the hash of
 the request's salt: other salts never match.
 
-Computed by a native library that setting up builds (ADR 0018), else by `hashlib`, whose keys are
+Computed by a native library that setting up builds (ADR 0020), else by `hashlib`, whose keys are
 the same bytes and take three times as long.
 """
 
