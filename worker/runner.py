@@ -216,7 +216,8 @@ class ModelRunner:
         scored = self._scores.wanted(slices)
         hidden = self._forward(slices, np.concatenate((sampling, scored)).astype(np.int64))
         self._forwarded_at = time.perf_counter()
-        parts.logprobs += self._score_prompts(slices, hidden[len(sampling) :])
+        if len(scored):
+            parts.logprobs += self._score_prompts(slices, hidden[len(sampling) :])
         if not len(sampling):
             return None
         tokens = self._communicator.broadcast(self._sample(slices, hidden[: len(sampling)], parts))
@@ -243,11 +244,12 @@ class ModelRunner:
 
     def _on_device(self, batch: BatchInputs, slices: Slices) -> BatchInputs:
         """With the tokens that the device sampled last where the host has not read them yet."""
+        if self._last_tokens is None:
+            return batch
         moved = batch_on_device(batch, self._device)
         last = slices.offsets[1:] - 1
         is_late = batch.token_ids.numpy()[last] == ON_ITS_WAY
         if is_late.any():
-            assert self._last_tokens is not None, "a step begins before the last one is finished"
             rows = to_device(torch.from_numpy(last[is_late]).long(), self._device)
             slots = to_device(torch.from_numpy(slices.slot[is_late]).long(), self._device)
             moved.token_ids.index_copy_(0, rows, self._last_tokens.index_select(0, slots))

@@ -34,7 +34,7 @@ def captures(monkeypatch: pytest.MonkeyPatch) -> list[CountedCapture]:
     """Have runners use the `cuda` set and graphs here; the captures they made."""
     CountedCapture.captures = []
     if not HAS_GPU:
-        monkeypatch.setattr(runner, "make_operations", lambda name, device: CudaOperations())
+        monkeypatch.setattr(runner, "make_operations", lambda *_: CudaOperations())
         monkeypatch.setattr(runner, "CudaCapture", CountedCapture)
         monkeypatch.setattr(runner.ModelRunner, "_uses_graphs", True)
     return CountedCapture.captures

@@ -13,7 +13,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#if defined(__GNUC__) || defined(__clang__)
+#ifndef STOKER_INLINE
 #define STOKER_INLINE static inline __attribute__((always_inline))
 #endif
 
