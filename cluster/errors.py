@@ -42,3 +42,7 @@ class StartInterrupted(RuntimeError):
 
 class ClusterLost(RuntimeError):
     """A cluster that was up cannot go on; carries the message of the part that failed."""
+
+
+class ModelError(Exception):
+    """A model cannot be used as it was given; the text says why and what would work."""

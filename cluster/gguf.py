@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster.gguf_file import GGUFFile, ModelError
+from cluster.errors import ModelError
+from cluster.gguf_file import GGUFFile
 from cluster.gguf_tokenizer import Vocabulary, read_vocabulary, write_json, write_tokenizer
 
 

@@ -12,11 +12,9 @@ from gguf import GGMLQuantizationType, GGUFReader, ReaderTensor
 from gguf.quants import dequantize
 from numpy.typing import NDArray
 
+from cluster.errors import ModelError
+
 Scalar = TypeVar("Scalar", int, float, str, bool)
-
-
-class ModelError(Exception):
-    """A model cannot be used as it was given; the text says why and what would work."""
 
 
 class GGUFFile:

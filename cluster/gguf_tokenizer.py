@@ -22,7 +22,8 @@ from tokenizers import (
     processors,
 )
 
-from cluster.gguf_file import GGUFFile, ModelError
+from cluster.errors import ModelError
+from cluster.gguf_file import GGUFFile
 
 # Token types, from the GGUF specification (tokenizer.ggml.token_type).
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6

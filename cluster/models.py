@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cluster.gguf_file import ModelError
+from cluster.errors import ModelError
 
 DEFAULT_MODEL = "smollm2"
 

@@ -20,8 +20,7 @@ from cluster.announcements import ClusterFailed, ClusterReady, announce
 from cluster.api_servers import ApiServers
 from cluster.backend import Backend, Report
 from cluster.config import EngineConfig, decode_config, has_gpu
-from cluster.errors import AddressError, ClusterLost, StartFailed, StartInterrupted
-from cluster.gguf_file import ModelError
+from cluster.errors import AddressError, ClusterLost, ModelError, StartFailed, StartInterrupted
 from cluster.http_config import HttpConfig
 from cluster.launch_plan import LaunchPlan
 from cluster.links import Curve

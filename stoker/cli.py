@@ -216,11 +216,11 @@ def _is_expected(error: Exception) -> bool:
         AddressError,
         BackendError,
         ClusterLost,
+        ModelError,
         StartFailed,
         StartInterrupted,
     )
     from cluster.frontend.errors import RequestError
-    from cluster.gguf_file import ModelError
     from scheduler.errors import ConfigError, InvalidRequest
     from stoker.bench.errors import BenchError
 

@@ -14,8 +14,8 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from cluster.errors import ModelError
 from cluster.gguf import convert
-from cluster.gguf_file import ModelError
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, MLP, LAYERS = 32, 4, 2, 8, 64, 2
 

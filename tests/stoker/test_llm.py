@@ -11,8 +11,7 @@ import psutil
 import pytest
 
 from cluster.config import config_from
-from cluster.errors import StartFailed
-from cluster.gguf_file import ModelError
+from cluster.errors import ModelError, StartFailed
 from scheduler.errors import ConfigError
 from stoker import LLM, ClientClosed, EngineLost, SamplingParams
 from stoker.cli import main

@@ -18,8 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cluster.errors import StartFailed
-from cluster.models import ModelError
+from cluster.errors import ModelError, StartFailed
 from stoker import LLM, EngineLost, InvalidRequest, RequestError
 from tests.leaks import Footprint
 from tests.system.served import greedy, settled, text_of, tokens_of
