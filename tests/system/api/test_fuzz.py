@@ -4,6 +4,7 @@ Nothing is answered with a fault of ours, nothing hangs, and nothing is left in 
 """
 
 import contextlib
+import copy
 import json
 import random
 import re
@@ -54,9 +55,9 @@ NOT_JSON = [
 
 def mutated(body: dict[str, object], dice: random.Random) -> dict[str, object]:
     """The same with one to three of its values replaced, added, or taken away, at any depth."""
-    copy: dict[str, object] = json.loads(json.dumps(body))
+    changed: dict[str, object] = copy.deepcopy(body)
     for _ in range(dice.randint(1, 3)):
-        place: object = copy
+        place: object = changed
         while isinstance(place, dict | list) and place:
             keys: list[object] = list(place) if isinstance(place, dict) else list(range(len(place)))
             key = dice.choice(keys)
@@ -69,9 +70,10 @@ def mutated(body: dict[str, object], dice: random.Random) -> dict[str, object]:
             if dice.random() < 0.15:
                 place.pop(key, None) if isinstance(place, dict) else place.pop(key)
             else:
-                place[key] = dice.choice(ODD)  # type: ignore[index,call-overload]
+                odd = copy.deepcopy(dice.choice(ODD))  # it may be changed itself in the next turn
+                place[key] = odd  # type: ignore[index,call-overload]
             break
-    return copy
+    return changed
 
 
 FIELDS = sorted(
