@@ -98,11 +98,12 @@ def run_cluster(
     log = EventLog("supervisor")
     plan = (make_plan or plan_launch)(config, log)
     choose = make_backend or backend_of
+    signals = SignalPipe((signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
     api = None if http is None or not http.http else open_http(http, config, log)
     supervisor = Supervisor(
         plan,
         lambda report: choose(plan, report, log),
-        SignalPipe((signal.SIGINT, signal.SIGTERM, signal.SIGHUP)),
+        signals,
         parent_fd=parent_fd,
         on_ready=on_ready,
         log=log,
