@@ -110,6 +110,9 @@ def test_a_token_that_comes_late_is_not_written_over_the_next_sequence_of_its_sl
         second = driver.admit(random_prompt(9, seed=2))
         following = group.begin(driver.plan([(second, 9)]))
         group.finish(running)
+        table = group.runners[0]._table
+        assert table is not None
+        assert table.tokens[second.slot, :9].tolist() == second.prompt
         second.output.append(int(group.finish(following).token[0]))
         generate(group, driver, [second], tokens=4, budget=8)
 
