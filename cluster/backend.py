@@ -43,6 +43,9 @@ class Rendezvous(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Carries engine, group and epoch; files in shared memory are named after it."""
     is_one_host: bool = True
     """CPU ranks of one host meet in shared memory and need the name alone."""
+    nodes: tuple[int, ...] = ()
+    """By rank, a number of its host; empty: all are on one host. Stages and neighbours of one
+    host share memory even if the group has several."""
     store_host: str = ""
     """Address of rank 0's host, if the ranks are on several hosts or on GPUs."""
     store_port: int = 0
@@ -66,8 +69,11 @@ class WorkerLaunch(Struct, frozen=True, kw_only=True, omit_defaults=True):
     epoch: int
     rank: int
     num_ranks: int
+    """Of the group, stage after stage."""
     runner: RunnerSpec
     rendezvous: Rendezvous
+    pipeline_parallel_size: int = 1
+    """Stages of the group."""
     cores: tuple[int, ...] = ()
     """Cores that the process is pinned to; empty: wherever it likes."""
     gpu: int = 0
@@ -146,8 +152,11 @@ class Backend(Protocol):
         """Bring up, or connect to, what the ranks run on."""
         ...
 
-    def place(self, group: int, epoch: int, num_ranks: int, timeout_s: float) -> tuple[Place, ...]:
-        """Take room for `num_ranks` ranks; place i is rank i's.
+    def place(
+        self, group: int, epoch: int, num_stages: int, ranks_per_stage: int, timeout_s: float
+    ) -> tuple[Place, ...]:
+        """Take room for all ranks, the ranks of a stage together if that can be; place i is
+        rank i's, stage after stage.
 
         Raises:
             BackendError: there is not room for all; none was taken. The message says what

@@ -74,13 +74,19 @@ class BackendThread:
         self._submit(job)
 
     def start(
-        self, group: int, epoch: int, num_ranks: int, launches: LaunchMaker, timeout_s: float
+        self,
+        group: int,
+        epoch: int,
+        num_stages: int,
+        ranks_per_stage: int,
+        launches: LaunchMaker,
+        timeout_s: float,
     ) -> None:
         """Place and start a group's ranks."""
 
         def job() -> None:
             began = time.monotonic()
-            places = self._backend.place(group, epoch, num_ranks, timeout_s)
+            places = self._backend.place(group, epoch, num_stages, ranks_per_stage, timeout_s)
             self._backend.start(launches(group, epoch, places), timeout_s)
             self._tell(GroupStarted(group, epoch, time.monotonic() - began))
 

@@ -59,7 +59,11 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = ""
 
     tensor_parallel_size: Annotated[
-        AtLeastOne, setting("Ranks that share one replica of the model.")
+        AtLeastOne, setting("Ranks that share each layer of one replica of the model.")
+    ] = 1
+    pipeline_parallel_size: Annotated[
+        AtLeastOne,
+        setting("Stages that one replica's layers are dealt to, tensor_parallel_size ranks each."),
     ] = 1
     num_groups: Annotated[
         AtLeastOne, setting("Replicas of the model, each with its own KV pool.")
@@ -201,9 +205,14 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = "info"
 
     @property
+    def ranks_per_group(self) -> int:
+        """Worker processes of each group; rank = stage * tensor_parallel_size + its place there."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
     def num_ranks(self) -> int:
         """Worker processes of all groups."""
-        return self.num_groups * self.tensor_parallel_size
+        return self.num_groups * self.ranks_per_group
 
     def resolved(self, *, has_gpu: bool) -> "EngineConfig":
         """The same with what depends on the machine filled in: the device, and the step's size.
@@ -246,6 +255,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             priority_ageing_s=self.priority_ageing_s,
             long_prefill_token_threshold=self.long_prefill_token_threshold,
             max_plans_in_flight=self.max_plans_in_flight,
+            num_stages=self.pipeline_parallel_size,
             watermark=self.watermark,
             max_head_bypasses=self.max_head_bypasses,
             max_waiting_requests=self.max_waiting_requests,

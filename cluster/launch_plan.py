@@ -46,7 +46,7 @@ class LaunchPlan:
             front_address=front_address,
             back_address=back_address,
             num_groups=config.num_groups,
-            num_ranks=config.tensor_parallel_size,
+            num_ranks=config.ranks_per_group,
             scheduler=config.scheduler_config(),
             start_timeout_s=config.start_timeout_s,
             step_timeout_s=config.step_timeout_s,
@@ -67,7 +67,8 @@ class LaunchPlan:
         Raises:
             BackendError: the ranks are on several hosts, and the engine listens on one only.
         """
-        is_one_host = len({place.node for place in places}) == 1
+        names = sorted({place.node for place in places})
+        is_one_host = len(names) == 1
         if not is_one_host and back_address.startswith("ipc://"):
             raise BackendError(
                 f"the ranks of group {group} are on several hosts "
@@ -83,10 +84,12 @@ class LaunchPlan:
                 epoch=epoch,
                 rank=place.rank,
                 num_ranks=len(places),
+                pipeline_parallel_size=self.config.pipeline_parallel_size,
                 runner=self._runner(place, places),
                 rendezvous=Rendezvous(
                     name=f"stoker-{self.engine_id}-{group}-{epoch}",
                     is_one_host=is_one_host,
+                    nodes=() if is_one_host else tuple(names.index(p.node) for p in places),
                     start_timeout_s=self.config.start_timeout_s,
                     timeout_s=COLLECTIVE_SHARE * self.config.step_timeout_s,
                 ),

@@ -51,8 +51,11 @@ class LocalBackend:
     def open(self, timeout_s: float) -> None:
         """Nothing to bring up: the host is there."""
 
-    def place(self, group: int, epoch: int, num_ranks: int, timeout_s: float) -> tuple[Place, ...]:
+    def place(
+        self, group: int, epoch: int, num_stages: int, ranks_per_stage: int, timeout_s: float
+    ) -> tuple[Place, ...]:
         """Every rank is on this host; the cores of a rank stay the same in each epoch."""
+        num_ranks = num_stages * ranks_per_stage
         return tuple(
             Place(
                 rank=rank,

@@ -11,11 +11,14 @@ from scheduler.errors import ConfigError
 from worker.errors import UnsupportedModel
 from worker.models.registry import find_architecture
 from worker.shards import ImpossibleShards, ModelWidths, deal_shards
+from worker.stages import ImpossibleStages, deal_stages
 
-_WIDTHS = ("num_attention_heads", "intermediate_size", "vocab_size")
+_WIDTHS = ("num_attention_heads", "intermediate_size", "vocab_size", "num_hidden_layers")
 
 
-def check_model(model_dir: Path, tensor_parallel_size: int) -> None:
+def check_model(
+    model_dir: Path, tensor_parallel_size: int, pipeline_parallel_size: int = 1
+) -> None:
     """Check the architecture, and whether the model can be dealt out to so many ranks.
 
     A file that cannot be read is left to the workers, whose messages say more.
@@ -26,7 +29,7 @@ def check_model(model_dir: Path, tensor_parallel_size: int) -> None:
     try:
         config = json.loads((model_dir / "config.json").read_bytes())
         architectures = [str(name) for name in config["architectures"]]
-        heads, columns, rows = (int(config[name]) for name in _WIDTHS)
+        heads, columns, rows, layers = (int(config[name]) for name in _WIDTHS)
         kv_heads = int(config.get("num_key_value_heads") or heads)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return
@@ -36,5 +39,6 @@ def check_model(model_dir: Path, tensor_parallel_size: int) -> None:
             num_q_heads=heads, num_kv_heads=kv_heads, mlp_columns=columns, vocab_rows=rows
         )
         deal_shards(widths, tensor_parallel_size)
-    except (UnsupportedModel, ImpossibleShards) as error:
+        deal_stages(layers, pipeline_parallel_size)
+    except (UnsupportedModel, ImpossibleShards, ImpossibleStages) as error:
         raise ConfigError(f"{model_dir}: {error}") from error

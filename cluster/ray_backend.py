@@ -195,7 +195,10 @@ class RayBackend:
         except Exception as error:
             raise BackendError(f"Ray did not start on this host: {error}") from error
 
-    def place(self, group: int, epoch: int, num_ranks: int, timeout_s: float) -> tuple[Place, ...]:
+    def place(
+        self, group: int, epoch: int, num_stages: int, ranks_per_stage: int, timeout_s: float
+    ) -> tuple[Place, ...]:
+        num_ranks = num_stages * ranks_per_stage
         deadline = time.monotonic() + timeout_s
         placed = _Group(group, epoch, self._report)
         self._groups[group, epoch] = placed

@@ -149,8 +149,9 @@ class Supervisor:
         def launches(group: int, epoch: int, places: Sequence[Place]) -> list[WorkerLaunch]:
             return self._plan.workers(back_address, group, epoch, places)
 
-        size = self._config.tensor_parallel_size
-        self._hands.start(group, epoch, size, launches, self._config.start_timeout_s)
+        config = self._config
+        stages, ranks = config.pipeline_parallel_size, config.tensor_parallel_size
+        self._hands.start(group, epoch, stages, ranks, launches, config.start_timeout_s)
 
     def _engine_listens(self, line: bytes) -> None:
         try:

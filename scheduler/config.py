@@ -45,6 +45,10 @@ class SchedulerConfig:
     """Plans dispatched but unanswered per group. 2 keeps the device busy while the core
     plans; 1 is for debugging."""
 
+    num_stages: int = 1
+    """Pipeline stages of each group. Beyond one, so many more plans are in flight less one, and
+    running sequences are dealt out to them."""
+
     watermark: float = 0.02
     """Share of the blocks that admission leaves idle for running sequences to grow into.
     More: fewer preemptions, fewer sequences at once."""
@@ -72,6 +76,7 @@ class SchedulerConfig:
             "max_num_batched_tokens",
             "max_num_seqs",
             "block_size",
+            "num_stages",
             "max_waiting_requests",
             "max_waiting_tokens",
         ):

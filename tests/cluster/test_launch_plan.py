@@ -62,6 +62,18 @@ def test_ranks_that_are_not_pinned_share_the_threads() -> None:
     assert workers[0].runner.ranks_on_host == 4
 
 
+def test_the_ranks_of_a_group_are_those_of_all_its_stages() -> None:
+    plan = make_plan(tensor_parallel_size=2, pipeline_parallel_size=2, num_groups=3)
+    places = [make_place(rank, node="ab"[rank // 2]) for rank in range(4)]
+    workers = plan.workers("tcp://10.0.0.1:7000", 0, 1, places)
+
+    assert plan.config.num_ranks == 12
+    assert plan.engine("ipc:///f", "ipc:///b").num_ranks == 4
+    assert plan.engine("ipc:///f", "ipc:///b").scheduler.num_stages == 2
+    assert [(each.num_ranks, each.pipeline_parallel_size) for each in workers] == [(4, 2)] * 4
+    assert workers[0].rendezvous.nodes == (0, 0, 1, 1)
+
+
 def test_each_start_of_each_group_meets_under_its_own_name() -> None:
     plan = make_plan(num_groups=2)
     names = {

@@ -123,7 +123,7 @@ def test_a_program_that_is_missing_is_a_backend_error(rig: Rig) -> None:
 
 
 def test_two_ranks_on_two_cores_have_one_each(rig: Rig) -> None:
-    places = rig.backend(SLEEPS).place(0, 1, 2, timeout_s=1)
+    places = rig.backend(SLEEPS).place(0, 1, 1, 2, timeout_s=1)
 
     assert [place.cores for place in places] == [(0,), (1,)]
     assert [place.rank for place in places] == [0, 1]

@@ -18,6 +18,7 @@ def write_config(folder: Path, **fields: object) -> Path:
         "num_key_value_heads": 3,
         "intermediate_size": 1536,
         "vocab_size": 49152,
+        "num_hidden_layers": 30,
     }
     (folder / "config.json").write_text(json.dumps(config | fields))
     return folder
@@ -33,6 +34,12 @@ def test_a_tensor_parallel_size_that_cannot_work_is_refused_with_those_that_do(
 ) -> None:
     with pytest.raises(ConfigError, match=r"tensor_parallel_size=4 .* one of 1, 2, 3, 9"):
         check_model(write_config(tmp_path), 4)
+
+
+def test_more_stages_than_layers_are_refused(tmp_path: Path) -> None:
+    check_model(write_config(tmp_path), 1, 30)
+    with pytest.raises(ConfigError, match=r"pipeline_parallel_size=31 .* at most 30"):
+        check_model(write_config(tmp_path), 1, 31)
 
 
 def test_another_architecture_is_refused_with_the_list(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_the_token_and_files_of_our_own_ray_are_for_their_owner_alone(backend: R
 def test_two_ranks_get_a_core_each_and_a_dead_one_is_reported(
     backend: RayBackend, exits: "queue.Queue[RankExit]", tmp_path: Path
 ) -> None:
-    places = backend.place(0, 1, 2, timeout_s=30)
+    places = backend.place(0, 1, 1, 2, timeout_s=30)
     assert [place.cores for place in places] == [(0,), (1,)]
     assert len({place.node for place in places}) == 1
     launches = [
@@ -81,7 +81,7 @@ def test_stopping_a_group_gives_its_room_back(
     backend: RayBackend, exits: "queue.Queue[RankExit]"
 ) -> None:
     for epoch in (2, 3):
-        assert len(backend.place(0, epoch, 2, timeout_s=30)) == 2
+        assert len(backend.place(0, epoch, 1, 2, timeout_s=30)) == 2
         backend.stop(0, epoch, timeout_s=5)
 
 
@@ -89,13 +89,13 @@ def test_more_ranks_than_there_is_room_for_are_refused_with_asked_free_and_nodes
     backend: RayBackend,
 ) -> None:
     with pytest.raises(BackendError) as caught:
-        backend.place(0, 9, 3, timeout_s=20)
+        backend.place(0, 9, 1, 3, timeout_s=20)
 
     message = str(caught.value)
     assert "asked for 3 CPU (3 ranks), there are 2 of 2 CPU free" in message
     assert "127.0.0.1" in message
     assert "Lower tensor_parallel_size" in message
-    assert len(backend.place(0, 10, 2, timeout_s=30)) == 2, "nothing was taken"
+    assert len(backend.place(0, 10, 1, 2, timeout_s=30)) == 2, "nothing was taken"
     backend.stop(0, 10, timeout_s=5)
 
 
