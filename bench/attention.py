@@ -18,7 +18,8 @@ from bench.report import header, table
 from kvcache.geometry import KVGeometry
 from worker.kv_store import KVStore, head_width
 from worker.ops.cpu import CpuOperations
-from worker.ops.table import NO_WINDOW, AttentionShape, BatchInputs
+from worker.ops.table import AttentionShape, BatchInputs
+from worker.window import NO_WINDOW
 
 FORMATS = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 BLOCK_SIZE = 16

@@ -20,11 +20,12 @@ from worker.grammar import tokenizer_of
 from worker.graphs import CudaCapture, DecodeGraphs, graph_sizes
 from worker.guide import Guide
 from worker.host_copy import HostCopy, to_device
+from worker.host_memory import trim_heap
 from worker.kv_store import KVStore, choose_kv_dtype, head_width
-from worker.memory import Capacity, measure_memory, num_blocks_for, trim_heap
+from worker.memory import Capacity, measure_memory, num_blocks_for
 from worker.models.decoder import Decoder
-from worker.models.loading import WeightLoader, model_widths
-from worker.models.spec import ModelSpec, read_spec
+from worker.models.loading import WeightLoader
+from worker.models.spec import ModelSpec, model_widths, read_spec
 from worker.ops.choice import find_draw, make_operations
 from worker.ops.cpu import CpuOperations
 from worker.ops.cpu_program import StepProgram

@@ -11,7 +11,8 @@ from torch import Tensor
 from tests.worker.ops.batches import make_shape, make_step
 from worker.graphs import LARGEST_GRAPH, CudaCapture, DecodeGraphs, graph_sizes
 from worker.ops.reference import ReferenceOperations
-from worker.ops.table import NO_WINDOW, BatchInputs, Operations
+from worker.ops.table import BatchInputs, Operations
+from worker.window import NO_WINDOW
 
 MAX_CONTEXT = 64
 BLOCK_SIZE = 16

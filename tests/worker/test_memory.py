@@ -14,8 +14,9 @@ from tests.worker.groups import WorkerGroup
 from tests.worker.tiny_models import save_model
 from worker.config import RunnerConfig
 from worker.errors import PoolTooSmall
+from worker.host_memory import free_host_bytes, peak_growth
 from worker.kv_store import KVStore
-from worker.memory import Measured, free_host_bytes, measure_memory, num_blocks_for, peak_growth
+from worker.memory import Measured, measure_memory, num_blocks_for
 
 MIB = 2**20
 P = ParamSpec("P")

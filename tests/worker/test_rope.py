@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from tests.worker.tiny_models import ROPES, llama
-from worker.models.rope import RopeSpec, rope_table
+from worker.models.rope import rope_table
+from worker.models.rope_spec import RopeSpec
 
 
 def oracle(kind: str, num_positions: int) -> torch.Tensor:

@@ -5,23 +5,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from worker.memory import trim_heap
+from worker.host_memory import trim_heap
 from worker.models.decoder import DecoderWeights, LayerWeights
 from worker.models.rope import rope_table
 from worker.models.spec import ModelSpec
 from worker.ops.table import HeadNorms, Linear, Operations
-from worker.shards import ModelWidths, Shard, Span
+from worker.shards import Shard, Span
 from worker.weights import Checkpoint
-
-
-def model_widths(spec: ModelSpec) -> ModelWidths:
-    """What of the model is dealt out to ranks."""
-    return ModelWidths(
-        num_q_heads=spec.num_heads,
-        num_kv_heads=spec.num_kv_heads,
-        mlp_columns=spec.mlp_columns,
-        vocab_rows=spec.vocab_size,
-    )
 
 
 class WeightLoader:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from worker.errors import ModelError, UnsupportedModel
 from worker.models.registry import Architecture, find_architecture
-from worker.models.rope import ROPE_KINDS, RopeSpec
-from worker.ops.table import NO_WINDOW
+from worker.models.rope_spec import ROPE_KINDS, RopeSpec
+from worker.shards import ModelWidths
+from worker.window import NO_WINDOW
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,6 +135,16 @@ def read_spec(model_dir: Path) -> ModelSpec:
         raise ModelError(f"{file} must hold a JSON object, got a {type(content).__name__}")
     fields = _Fields(content, file)
     return _spec(fields, *find_architecture(fields.texts("architectures")))
+
+
+def model_widths(spec: ModelSpec) -> ModelWidths:
+    """What of the model is dealt out to ranks."""
+    return ModelWidths(
+        num_q_heads=spec.num_heads,
+        num_kv_heads=spec.num_kv_heads,
+        mlp_columns=spec.mlp_columns,
+        vocab_rows=spec.vocab_size,
+    )
 
 
 def _spec(fields: _Fields, name: str, architecture: Architecture) -> ModelSpec:

@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from worker.ops.table import NO_WINDOW, AttentionShape, BatchInputs, HeadNorms, Linear
+from worker.ops.table import AttentionShape, BatchInputs, HeadNorms, Linear
 from worker.parallel import Communicator
+from worker.window import NO_WINDOW
 
 
 class ReferenceOperations:

@@ -17,9 +17,6 @@ from torch import Tensor
 
 from worker.parallel import Communicator
 
-NO_WINDOW = 0
-"""As `window`: every earlier token is visible."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionShape:

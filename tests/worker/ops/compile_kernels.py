@@ -69,8 +69,9 @@ def compile_instead_of_launching() -> None:
 
 def run_all(dtype: torch.dtype, heads: tuple[int, int], head_dim: int, block_size: int) -> None:
     from worker.ops.cuda import CudaOperations
-    from worker.ops.table import NO_WINDOW, HeadNorms
+    from worker.ops.table import HeadNorms
     from worker.ops.triton.sampling import draw
+    from worker.window import NO_WINDOW
 
     ops = CudaOperations()
     shape = make_shape(*heads, head_dim)

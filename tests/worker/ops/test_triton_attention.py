@@ -16,8 +16,8 @@ from tests.worker.ops.batches import Step, make_shape, make_step
 from tests.worker.ops.interpreted import DEVICE, HAS_GPU
 from worker.ops.cuda import CudaOperations, check_sizes
 from worker.ops.reference import ReferenceOperations
-from worker.ops.table import NO_WINDOW
 from worker.ops.triton import decode, splits
+from worker.window import NO_WINDOW
 
 TOLERANCE = {
     # Sums of a few hundred products of numbers of size 1, in another order.

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from worker.ops.table import NO_WINDOW, AttentionShape, BatchInputs
+from worker.ops.table import AttentionShape, BatchInputs
 from worker.ops.triton.splits import (
     MIN_SPLIT,
     bound_splits,
@@ -26,6 +26,7 @@ from worker.ops.triton.splits import (
     visible_tokens,
 )
 from worker.ops.triton.tiles import LOG2_E, DecodeTiles, decode_tiles
+from worker.window import NO_WINDOW
 
 _PLAN_SLICES = 128
 _PROGRAMS_PER_PROCESSOR = 4

@@ -13,7 +13,8 @@ from tests.worker.ops.native.random_tensors import assert_near
 from tests.worker.ops.random_steps import RandomStep, make_step
 from worker.ops.cpu import CpuOperations
 from worker.ops.reference import ReferenceOperations
-from worker.ops.table import NO_WINDOW, BatchInputs, Operations
+from worker.ops.table import BatchInputs, Operations
+from worker.window import NO_WINDOW
 
 
 def attend(ops: Operations, step: RandomStep, *, window: int = NO_WINDOW) -> tuple[Tensor, Tensor]:

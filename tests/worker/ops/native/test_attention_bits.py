@@ -14,7 +14,8 @@ from tests.worker.ops.native.random_tensors import assert_near, random
 from worker.kv_store import head_width
 from worker.ops.cpu import CpuOperations
 from worker.ops.reference import ReferenceOperations
-from worker.ops.table import NO_WINDOW, AttentionShape, BatchInputs
+from worker.ops.table import AttentionShape, BatchInputs
+from worker.window import NO_WINDOW
 
 FORMATS = (torch.float32, torch.bfloat16, torch.float16, torch.int8)
 fuzzed = settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
