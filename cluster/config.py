@@ -407,8 +407,22 @@ ENVIRONMENT = {
 """The variables that are read, and the settings that they give. There are no others but
 STOKER_CONFIG, the path of a config file, and the one below."""
 
+NETWORK_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+"""Other libraries' own, of which `stoker doctor` says whether they fit this host."""
+
 API_KEY_VARIABLE = "STOKER_API_KEY"
 """Gives `api_keys`, separated by commas: arguments can be read by others of this machine."""
+
+
+def key_file_from_environment(environ: Mapping[str, str] | None = None) -> str:
+    """The key file that a client uses if it is told of none; empty: none."""
+    return (os.environ if environ is None else environ).get("STOKER_KEY_FILE", "")
+
+
+def network_variables(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Those of `NETWORK_VARIABLES` that are set, with their values."""
+    variables = os.environ if environ is None else environ
+    return {name: variables[name] for name in NETWORK_VARIABLES if variables.get(name)}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

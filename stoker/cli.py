@@ -51,6 +51,7 @@ def make_parser() -> argparse.ArgumentParser:
         ("chat", _chat, _for_chat, "Talk with a model in the terminal."),
         ("serve", _serve, _for_serve, "Bring a cluster up and keep it until SIGINT or SIGTERM."),
         ("status", _status, _for_status, "How a running cluster is."),
+        ("doctor", _doctor, _for_doctor, "Examine this host, or the nodes of a Ray cluster."),
         ("fetch", _fetch, _for_fetch, "Bring a model onto this machine."),
         ("version", _version, _for_version, "Print the version."),
     ):
@@ -121,6 +122,12 @@ def _for_status(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--timeout", type=float, default=5.0, metavar="X", help="seconds to wait for an answer"
     )
+
+
+def _for_doctor(parser: argparse.ArgumentParser) -> None:
+    _add_model(parser)
+    parser.add_argument("--json", action="store_true", help="JSON instead of a table")
+    _add_settings(parser)
 
 
 def _for_fetch(parser: argparse.ArgumentParser) -> None:
@@ -262,6 +269,12 @@ def _status(arguments: argparse.Namespace) -> int:
     from stoker.status_command import status
 
     return status(arguments)
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from stoker.doctor_command import doctor
+
+    return doctor(arguments)
 
 
 def _fetch(arguments: argparse.Namespace) -> int:

@@ -1,0 +1,1 @@
+"""What may be wrong with hosts, links and placement, and who is to blame."""
