@@ -48,7 +48,8 @@ def check_group(group: Group) -> None:
     assert (rows.planned[order] < rows.known[order]).all(), "a token is computed before it exists"
     assert (rows.confirmed[order] <= rows.known[order]).all()
     in_flight = rows.known[order] - rows.confirmed[order]
-    assert (in_flight <= len(group.unanswered)).all(), "more tokens in flight than plans"
+    most = len(group.unanswered) if group.num_stages == 1 else 1
+    assert (in_flight <= most).all(), "more tokens in flight than plans can carry"
     assert (rows.confirmed[order] < rows.limit[order]).all(), "a finished sequence runs"
     lengths = group.cache.tables.lengths
     assert (rows.capacity[order] == lengths[order] * group.block_size).all()

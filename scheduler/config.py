@@ -42,12 +42,12 @@ class SchedulerConfig:
     is left while other prompts wait. Less: short prompts pass long ones sooner."""
 
     max_plans_in_flight: int = 2
-    """Plans dispatched but unanswered per group. 2 keeps the device busy while the core
-    plans; 1 is for debugging."""
+    """Plans dispatched but unanswered per group and its last stage. 2 keeps the device busy while
+    the core plans; 1 is for debugging."""
 
     num_stages: int = 1
-    """Pipeline stages of each group. Beyond one, so many more plans are in flight less one, and
-    running sequences are dealt out to them."""
+    """Pipeline stages of each group. Each one beyond the first allows another plan in flight, and
+    a step takes its part of the running streams only, so that no stage waits for another."""
 
     watermark: float = 0.02
     """Share of the blocks that admission leaves idle for running sequences to grow into.
@@ -70,6 +70,11 @@ class SchedulerConfig:
     exclusive_phases: bool = False
     """A step holds prompts or running streams, never both, prompts first: for comparing with
     engines that work so."""
+
+    @property
+    def most_unanswered(self) -> int:
+        """Plans of a group that may be in flight."""
+        return self.max_plans_in_flight + self.num_stages - 1
 
     def __post_init__(self) -> None:
         for name in (

@@ -49,6 +49,8 @@ class Issued:
     prompts: list[tuple[Sequence, int]]
     """Sequences that have no token yet, with the tokens of their slices."""
     num_tokens: int
+    num_decode: int
+    """Of these, one each of running streams."""
 
 
 class Group:
@@ -66,6 +68,7 @@ class Group:
     ) -> None:
         self.group_id, self.epoch = group_id, epoch
         self.block_size = config.block_size
+        self.num_stages = config.num_stages
         self.max_len = min(max_model_len, num_blocks * config.block_size)
         self.cache = KVCache(
             num_blocks=num_blocks,
@@ -109,13 +112,15 @@ class Group:
         """In how many seconds each running sequence reaches its limit, if none ends before."""
         rows = self.running
         left = (rows.limit[rows.order] - rows.known[rows.order]).astype(np.float64)
-        return left * self.step_time.mean_s
+        return left * self.step_time.mean_s * self.num_stages
 
     def due(self) -> tuple[IndexArray, IndexArray]:
         """Running slots that lack one token, and those that lack more, first to go first.
 
         The last token before a sequence's limit is never computed: nothing follows it.
         """
+        if self.num_stages > 1:
+            return self._due_in_stages()
         rows = self.running
         slots = rows.order
         todo = np.minimum(rows.known.take(slots), rows.fixed(slots).limit - 1)
@@ -124,6 +129,23 @@ class Group:
         if np.count_nonzero(lacks_one) == len(slots):
             return slots, NO_INDEX
         return slots[lacks_one], slots[todo > 1]
+
+    def _due_in_stages(self) -> tuple[IndexArray, IndexArray]:
+        """The same where the first stage never learns what the last one has sampled, unless a plan
+        says so: what a sequence lacks is what the core knows, and its next token must have come.
+
+        Streams are dealt to as many plans as there are stages: a plan takes their share of those
+        that are due, and none if that many plans with streams are in flight.
+        """
+        rows = self.running
+        slots = rows.order
+        todo = np.minimum(rows.confirmed.take(slots), rows.fixed(slots).limit - 1)
+        todo -= rows.planned.take(slots)
+        num_streams = int(np.count_nonzero(todo <= 1))
+        streams = slots[todo == 1][: -(-num_streams // self.num_stages)]
+        if sum(issued.num_decode > 0 for issued in self.unanswered) >= self.num_stages:
+            streams = NO_INDEX
+        return streams, slots[todo > 1]
 
     @property
     def growth(self) -> int:
@@ -285,7 +307,9 @@ class Group:
         num_samples = int(np.count_nonzero(samples))
         fixed = rows.fixed(slot)
         given = NO_INT32
-        if np.count_nonzero(start < fixed.num_admitted):
+        if self.num_stages > 1:
+            given = end - start
+        elif np.count_nonzero(start < fixed.num_admitted):
             given = np.minimum(np.maximum(fixed.num_admitted - start, 0), end - start)
         self.step += 1
         self.unanswered.append(
@@ -303,6 +327,7 @@ class Group:
                     if (sequence := rows.at(prompt_slot)).first_token_at is None
                 ],
                 num_tokens=draft.num_tokens,
+                num_decode=draft.num_decode,
             )
         )
         plan = StepPlan(
@@ -317,20 +342,13 @@ class Group:
             count=count,
             samples=NO_BOOL if num_samples == len(slot) else samples,
             given=given,
-            token=self._given_tokens(slot, start, given),
+            token=rows.tokens_at(slot, start, given) if len(given) else NO_INT32,
         )
         self._released = []
         rows.planned[slot] = end
         rows.known[slot] = known + samples
         self.peak_blocks = max(self.peak_blocks, self.cache.num_blocks - self.cache.num_idle)
         return plan
-
-    def _given_tokens(self, slot: IndexArray, start: Int32Array, given: Int32Array) -> Int32Array:
-        pieces = [
-            self.running.tokens[slot[row], start[row] : start[row] + given[row]]
-            for row in given.nonzero()[0].tolist()
-        ]
-        return np.concatenate(pieces) if pieces else NO_INT32
 
     def settle(self, result: StepResult) -> tuple[Issued, BoolArray | None]:
         """The oldest unanswered plan is answered; what it computed counts from now on.

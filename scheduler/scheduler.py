@@ -229,7 +229,7 @@ class Scheduler:
     def plan(self, group_id: int, now: float) -> StepPlan | None:
         """The next step of a group. None: nothing to compute, or enough plans in flight."""
         group = self.groups[group_id]
-        if len(group.unanswered) >= self.config.max_plans_in_flight:
+        if len(group.unanswered) >= self.config.most_unanswered:
             return None
         draft = StepDraft()
         decodes, prefills = group.due()

@@ -202,6 +202,13 @@ class RunningColumns:
         """One token for each of the slots, at positions of their own."""
         self._flat_tokens[self.fixed(slots).offset + positions] = tokens
 
+    def tokens_at(self, slots: IndexArray, starts: Int32Array, counts: Int32Array) -> Int32Array:
+        """So many consecutive tokens of each of the slots, slot after slot."""
+        ends = np.cumsum(counts)
+        shift = self.fixed(slots).offset + starts - (ends - counts)
+        found: Int32Array = self._flat_tokens[np.arange(ends[-1]) + np.repeat(shift, counts)]
+        return found
+
     def leave(self, slot: int) -> Sequence:
         """Empty the slot; the sequence takes its confirmed tokens along."""
         sequence = self.at(slot)

@@ -81,7 +81,10 @@ class Bench:
     def add_group(self, group: int, num_blocks: int, epoch: int = 1) -> None:
         self.take(self.scheduler.add_group(group, epoch, num_blocks, self.now))
         self.workers[group] = ScriptedWorker(
-            num_blocks, self.scheduler.config.block_size, epoch=epoch
+            num_blocks,
+            self.scheduler.config.block_size,
+            epoch=epoch,
+            num_stages=self.scheduler.config.num_stages,
         )
         self.in_flight[group] = deque()
         self.tables[group], self.writes[group] = {}, deque()

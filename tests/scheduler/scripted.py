@@ -60,6 +60,7 @@ class ScriptedWorker:
     num_blocks: int
     block_size: int
     epoch: int = 1
+    num_stages: int = 1
     step: int = 0
     slots: dict[int, _Slot] = field(default_factory=dict)
     kv: dict[int, list[int | None]] = field(default_factory=dict)
@@ -91,6 +92,7 @@ class ScriptedWorker:
             tokens = plan.token[offsets[row] : offsets[row + 1]].tolist()
             slot = self.slots[int(plan.slot[row])]
             if len(tokens) < counts[row]:
+                assert self.num_stages == 1, "nobody tells the first stage what the last sampled"
                 assert len(tokens) == counts[row] - 1
                 assert slot.sampled is not None
                 tokens.append(slot.sampled)

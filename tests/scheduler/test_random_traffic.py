@@ -10,7 +10,7 @@ from tests.scheduler.builders import Bench, make_request
 from tests.scheduler.scripted import expected_output
 
 
-def drive(seed: int) -> Bench:
+def drive(seed: int, num_stages: int = 1) -> Bench:
     """A few hundred random events on a random small cluster, then run to the end."""
     rng = random.Random(seed)
     block_size = rng.choice([1, 2, 4, 8])
@@ -23,6 +23,7 @@ def drive(seed: int) -> Bench:
         max_num_seqs=seqs,
         max_num_batched_tokens=rng.choice([seqs, seqs + 1, 17, 64]),
         max_plans_in_flight=rng.choice([1, 2]),
+        num_stages=num_stages,
         policy=rng.choice(["fcfs", "priority"]),
         enable_prefix_caching=rng.random() < 0.7,
         long_prefill_token_threshold=rng.choice([0, 0, 5]),
@@ -98,8 +99,8 @@ def drive(seed: int) -> Bench:
     return bench
 
 
-def check_traffic(seed: int) -> None:
-    bench = drive(seed)
+def check_traffic(seed: int, num_stages: int = 1) -> None:
+    bench = drive(seed, num_stages)
 
     assert bench.scheduler.num_waiting == 0
     assert bench.scheduler.num_running == 0
@@ -113,6 +114,23 @@ def check_traffic(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(24))
 def test_random_traffic_keeps_every_invariant_leaks_nothing_and_replays(seed: int) -> None:
     check_traffic(seed)
+
+
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("num_stages", [2, 3, 4])
+def test_random_traffic_keeps_every_invariant_through_several_stages(
+    seed: int, num_stages: int
+) -> None:
+    check_traffic(1000 * num_stages + seed, num_stages)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(200))
+@pytest.mark.parametrize("num_stages", [2, 3, 4])
+def test_much_random_traffic_keeps_every_invariant_through_several_stages(
+    seed: int, num_stages: int
+) -> None:
+    check_traffic(2000 * num_stages + seed, num_stages)
 
 
 @pytest.mark.slow
