@@ -19,6 +19,7 @@ from cluster.messages import (
     GroupStopped,
     Refusal,
     Shutdown,
+    StartPhases,
     Stop,
     SupervisorHello,
     ToEngine,
@@ -75,6 +76,7 @@ BackEvent: TypeAlias = (
     | WorkerLeft
     | WorkerFailed
     | GroupStopped
+    | StartPhases
     | Shutdown
     | SupervisorLeft
 )
@@ -116,7 +118,7 @@ class BackDesk:
         if group is not None:
             return self._from_worker(peer, group, message)
         if peer == self._supervisor:
-            if isinstance(message, WorkerFailed | GroupStopped | Shutdown):
+            if isinstance(message, WorkerFailed | GroupStopped | StartPhases | Shutdown):
                 return message
             self.drop(f"the supervisor sent a {type(message).__name__}")
             return None

@@ -45,6 +45,7 @@ from cluster.messages import (
     ServerInfo,
     Shutdown,
     StartGroup,
+    StartPhases,
     Status,
     WorkerFailed,
     WorkerHello,
@@ -90,6 +91,8 @@ class Engine:
         self._clock = clock
         self._log = log
         self._began = clock()
+        self._start_s: dict[str, float] = {}
+        """Seconds of each phase of the start, once it is over."""
         self._back = BackDesk(links.back, launch.engine_id, launch.key, log)
         self._steps = StepFeed(self._began)
         self._front = FrontDesk(links.front, tokenizer, self.status, self.metrics, log, self._steps)
@@ -233,6 +236,8 @@ class Engine:
                 case GroupStopped(group=number, epoch=epoch):
                     if number in self._groups:
                         self._follow(self._groups[number].stopped(epoch, now), now)
+                case StartPhases(seconds=seconds):
+                    self._start_s = seconds
                 case Shutdown(message=message, drain_s=drain_s):
                     self.stop(message, drain_s)
                 case SupervisorLeft():
@@ -315,7 +320,12 @@ class Engine:
             "group_ready", group=ready.group, epoch=ready.epoch, num_blocks=ready.num_blocks
         )
         self._back.tell_supervisor(
-            GroupReady(group=ready.group, epoch=ready.epoch, num_blocks=ready.num_blocks)
+            GroupReady(
+                group=ready.group,
+                epoch=ready.epoch,
+                num_blocks=ready.num_blocks,
+                start_s=group.start_s,
+            )
         )
         self._front.open(scheduler, self._server_info(limits), now)
 
@@ -416,7 +426,7 @@ class Engine:
             self._log.warning("metric_errors", total=meter.num_errors, error=meter.last_error)
         try:
             stats = None if scheduler is None else scheduler.stats()
-            return build_metrics(self.status(now), stats, meter, self._front.refused)
+            return build_metrics(self.status(now), stats, meter, self._front.refused, self._start_s)
         except Exception as error:
             self._log.error("metrics_failed", error=repr(error))
             return EngineMetrics(model=self._launch.model, values={}, distributions={})

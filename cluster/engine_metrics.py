@@ -18,16 +18,20 @@ def build_metrics(
     stats: SchedulerStats | None,
     meter: Meter,
     refused: Mapping[str, int],
+    start_s: Mapping[str, float],
 ) -> EngineMetrics:
     """All families of `cluster.metrics.ENGINE`, by name.
 
     Args:
         stats: None until the first group is ready.
         refused: requests that were refused before the scheduler saw them, by reason.
+        start_s: seconds of each phase of the start; empty until it is over.
     """
     return EngineMetrics(
         model=status.model,
-        values=_gauges(status, stats) | _counters(status, stats, meter, refused),
+        values=_gauges(status, stats)
+        | {"start_seconds": _each(start_s.items())}
+        | _counters(status, stats, meter, refused),
         distributions=_distributions(meter),
     )
 

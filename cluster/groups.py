@@ -134,6 +134,11 @@ class WorkerGroup:
         return tuple(self.ranks[rank].peer for rank in sorted(self.ranks))
 
     @property
+    def start_s(self) -> dict[str, float]:
+        """What the rank that was loaded last, for which the others waited, says of its start."""
+        return [rank.hello.start_s for rank in self.ranks.values()][-1]
+
+    @property
     def next_deadline(self) -> float | None:
         """When `tick` must be called next."""
         if self._left is None:

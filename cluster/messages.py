@@ -335,6 +335,8 @@ class WorkerHello(
     capacity: RankCapacity
     host: str = ""
     pid: int = 0
+    start_s: dict[str, float] = {}
+    """Seconds that it took by `cluster.start_phases.RANK_PHASES`"""
 
 
 class PoolSize(Struct, frozen=True, tag_field="type", tag="pool_size"):
@@ -386,12 +388,16 @@ class StartGroup(Struct, frozen=True, tag_field="type", tag="start_group"):
     epoch: int
 
 
-class GroupReady(Struct, frozen=True, kw_only=True, tag_field="type", tag="group_ready"):
+class GroupReady(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="group_ready"
+):
     """Engine to supervisor: the group takes plans."""
 
     group: int
     epoch: int
     num_blocks: int
+    start_s: dict[str, float] = {}
+    """Of the rank that was loaded last, as in its `WorkerHello`"""
 
 
 class GroupLost(
@@ -414,6 +420,13 @@ class GroupStopped(Struct, frozen=True, tag_field="type", tag="group_stopped"):
 
     group: int
     epoch: int
+
+
+class StartPhases(Struct, frozen=True, tag_field="type", tag="start_phases"):
+    """Supervisor to engine: everything is up, and this is where the time went."""
+
+    seconds: dict[str, float]
+    """By phase, in their order (`cluster.start_phases`)"""
 
 
 class Shutdown(Struct, frozen=True, kw_only=True, tag_field="type", tag="shutdown"):
@@ -457,6 +470,7 @@ ToEngine: TypeAlias = (
     | StepResult
     | SupervisorHello
     | GroupStopped
+    | StartPhases
     | Shutdown
 )
 FromEngine: TypeAlias = PoolSize | StepPlan | Stop | Refusal | StartGroup | GroupReady | GroupLost

@@ -66,6 +66,15 @@ ENGINE: Sequence[Family] = (
     ),
     _gauge("engine_uptime_seconds", "Since the engine core began."),
     _gauge(
+        "start_seconds",
+        "Where the time from launch to readiness went, by phases that follow one another: `plan` "
+        "until the parts are being started, `backend` until Ray (if used) is up, `place` until "
+        "the ranks' processes are started; then of the rank that was last `import` (its code), "
+        "`load` (weights), `profile` (the largest step once); `allocate` until all ranks have "
+        "their K/V; `serve` until requests are taken on every way.",
+        "phase",
+    ),
+    _gauge(
         "requests_running",
         "Sequences that hold blocks, of all groups.",
         vllm="num_requests_running",

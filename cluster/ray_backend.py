@@ -116,6 +116,7 @@ class RankActor:
 
     def run(self, launch_json: bytes) -> int:
         """Be the rank until its end; the exit code that a process would have."""
+        began = time.monotonic()
         launch = decode_launch(launch_json)
         if self._listener is not None:
             place = replace(launch.rendezvous, listener_fd=self._listener.detach())
@@ -123,7 +124,7 @@ class RankActor:
         show_events(f"worker {launch.name}", launch.log_level)
         settle_on_cores(launch)
         log = EventLog("worker", group=launch.group, epoch=launch.epoch, rank=launch.rank)
-        return WorkerHost(launch, build_model_runner, log).run()
+        return WorkerHost(launch, build_model_runner, log, began=began).run()
 
 
 class RayBackend:

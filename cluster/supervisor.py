@@ -40,11 +40,13 @@ from cluster.messages import (
     GroupStopped,
     Shutdown,
     StartGroup,
+    StartPhases,
     SupervisorHello,
     ToEngine,
     WorkerFailed,
 )
 from cluster.private_folder import PrivateFolder
+from cluster.start_phases import StartClock
 from cluster.wakeup import SignalPipe, WakePipe
 from cluster.wire import FROM_ENGINE, PROTOCOL_VERSION, TO_ENGINE
 
@@ -72,10 +74,12 @@ class Supervisor:
         log: EventLog,
         api: ApiServers | None = None,
         engine_command: Sequence[str] = ENGINE_COMMAND,
+        began: float | None = None,
     ) -> None:
         """Nothing is started yet.
 
         Args:
+            began: when the start was asked for, monotonic; None: now.
             parent_fd: a descriptor whose end of file says that the parent is gone.
             on_ready: told once, when requests are taken.
             api: what serves HTTP, if anything does.
@@ -89,7 +93,8 @@ class Supervisor:
         self._log = log
         self._api = api
         self._engine_command = engine_command
-        self._began = time.monotonic()
+        self._began = time.monotonic() if began is None else began
+        self._start_clock = StartClock(self._began)
         self._inbox: queue.SimpleQueue[Happening] = queue.SimpleQueue()
         self._wake = WakePipe()
         self._unsent: list[ToEngine] = []
@@ -138,6 +143,7 @@ class Supervisor:
         self._engine = ChildProcess(self._engine_command, self._plan.engine(front, back))
         parts.callback(self._end_engine)
         self._hands.open(self._config.start_timeout_s)
+        self._start_clock.parts_launched(time.monotonic())
         if back.startswith("ipc://"):
             self._start_all_groups(back)  # they may dial before the engine listens
 
@@ -257,8 +263,10 @@ class Supervisor:
     def _take(self, happening: Happening) -> None:
         match happening:
             case BackendOpened(seconds=seconds):
+                self._start_clock.backend_opened(time.monotonic())
                 self._note("backend_open", seconds=seconds)
             case GroupStarted(group=group, epoch=epoch, seconds=seconds):
+                self._start_clock.group_placed(group, time.monotonic())
                 self._note("group_started", group=group, epoch=epoch, seconds=seconds)
             case GroupEnded(group=group, epoch=epoch):
                 self._send(GroupStopped(group, epoch))
@@ -315,8 +323,8 @@ class Supervisor:
 
     def _follow(self, message: FromEngine) -> None:
         match message:
-            case GroupReady(group=group, epoch=epoch, num_blocks=num_blocks):
-                self._group_ready(group, epoch, num_blocks)
+            case GroupReady():
+                self._group_ready(message)
             case GroupLost():
                 self._group_lost(message)
             case StartGroup(group=group, epoch=epoch):
@@ -325,9 +333,10 @@ class Supervisor:
             case _:
                 self._log.warning("engine_message_dropped", kind=type(message).__name__)
 
-    def _group_ready(self, group: int, epoch: int, num_blocks: int) -> None:
-        self._note("group_ready", group=group, epoch=epoch, num_blocks=num_blocks)
-        self._ready.add(group)
+    def _group_ready(self, ready: GroupReady) -> None:
+        self._note("group_ready", group=ready.group, epoch=ready.epoch, num_blocks=ready.num_blocks)
+        self._start_clock.group_ready(ready.group, ready.start_s, time.monotonic())
+        self._ready.add(ready.group)
         self._may_be_up()
 
     def _may_be_up(self) -> None:
@@ -338,6 +347,10 @@ class Supervisor:
             return
         assert self._listens is not None
         self._is_up = True
+        seconds = self._start_clock.phases(time.monotonic())
+        for phase, took_s in seconds.items():
+            self._log.info("start_phase", phase=phase, seconds=took_s)
+        self._send(StartPhases(seconds))
         self._note("cluster_ready", model=self._plan.model, front=self._listens.front_address)
         self._on_ready(
             ClusterReady(

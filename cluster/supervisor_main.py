@@ -29,6 +29,7 @@ from cluster.local_backend import LocalBackend
 from cluster.logs import EventLog, show_events
 from cluster.model_check import check_model
 from cluster.models import DEFAULT_MODEL, resolve_model
+from cluster.start_phases import process_began
 from cluster.supervisor import Supervisor
 from cluster.wakeup import SignalPipe
 from scheduler.errors import ConfigError
@@ -108,6 +109,7 @@ def run_cluster(
         on_ready=on_ready,
         log=log,
         api=api,
+        began=process_began(),
     )
     try:
         supervisor.run()

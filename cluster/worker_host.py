@@ -78,7 +78,16 @@ class EngineSaidStop(Exception):
 class WorkerHost:
     """One rank from its hello to its end."""
 
-    def __init__(self, launch: WorkerLaunch, build: RunnerFactory, log: EventLog) -> None:
+    def __init__(
+        self,
+        launch: WorkerLaunch,
+        build: RunnerFactory,
+        log: EventLog,
+        *,
+        began: float | None = None,
+    ) -> None:
+        """`began`: when this process did, or was told to be this rank; monotonic. None: now."""
+        self._began = time.monotonic() if began is None else began
         self._launch = launch
         self._build = build
         self._log = log
@@ -113,9 +122,13 @@ class WorkerHost:
         return code
 
     def _start(self) -> None:
+        start_s: dict[str, float] = {}
         runner = self._runner = self._build(self._launch)
+        self._phase_ended("import", start_s)
         runner.load()
+        self._phase_ended("load", start_s)
         capacity = msgspec.convert(runner.measure(), RankCapacity, from_attributes=True)
+        self._phase_ended("profile", start_s)
         self._log.info(
             "worker_loaded",
             weight_bytes=capacity.weight_bytes,
@@ -127,7 +140,7 @@ class WorkerHost:
             device=capacity.device,
         )
         self._link.wait_connected(self._launch.connect_timeout_s)
-        self._send(self._hello(capacity))
+        self._send(self._hello(capacity, start_s))
         pool = self._next()
         if not isinstance(pool, PoolSize):
             raise WireError(f"expected the pool's size, got {type(pool).__name__}")
@@ -135,7 +148,11 @@ class WorkerHost:
         self._send(WorkerReady())
         self._log.info("worker_ready", num_blocks=pool.num_blocks)
 
-    def _hello(self, capacity: RankCapacity) -> WorkerHello:
+    def _phase_ended(self, name: str, start_s: dict[str, float]) -> None:
+        """Add a phase of the start: what has passed since the one before."""
+        start_s[name] = time.monotonic() - self._began - sum(start_s.values())
+
+    def _hello(self, capacity: RankCapacity, start_s: dict[str, float]) -> WorkerHello:
         launch = self._launch
         return WorkerHello(
             protocol=PROTOCOL_VERSION,
@@ -147,6 +164,7 @@ class WorkerHost:
             capacity=capacity,
             host=socket.gethostname(),
             pid=os.getpid(),
+            start_s=start_s,
         )
 
     def _serve(self) -> None:

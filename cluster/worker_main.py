@@ -12,6 +12,7 @@ import msgspec
 from cluster.backend import WorkerLaunch, decode_launch
 from cluster.logs import EventLog, show_events
 from cluster.orphans import die_with_parent
+from cluster.start_phases import process_began
 from cluster.worker_host import Runner, RunnerFactory, WorkerHost
 
 M_MMAP_THRESHOLD = -3  # mallopt(3)
@@ -34,7 +35,7 @@ def main(build: RunnerFactory | None = None) -> int:
     settle_on_cores(launch)
     log = EventLog("worker", group=launch.group, epoch=launch.epoch, rank=launch.rank)
     try:
-        return WorkerHost(launch, build or build_model_runner, log).run()
+        return WorkerHost(launch, build or build_model_runner, log, began=process_began()).run()
     except SystemExit as ended:  # by a signal, when everything in order is done
         return int(ended.code or 0)
 

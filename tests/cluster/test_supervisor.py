@@ -20,7 +20,8 @@ import pytest
 from cluster.announcements import ClusterFailed, ClusterReady, OfCluster, read_cluster_line
 from cluster.config import config_from, encode_config
 from cluster.errors import LinkLost
-from cluster.messages import Status
+from cluster.messages import EngineMetrics, MetricsRequest, Status
+from cluster.start_phases import PHASES
 from scheduler.request import Finish
 from tests.cluster.cluster_rig import TestClient, wait_for_status
 from tests.cluster.scripted import tokens_after
@@ -198,6 +199,24 @@ def test_a_cluster_comes_up_answers_and_goes_without_a_trace(clusters: Clusters)
     cluster.check_nothing_is_left()
     for phase in ("backend_open", "group_started", "engine_listens", "cluster_ready"):
         assert len(re.findall(rf"supervisor {phase} after_s=", cluster.text)) == 1
+
+
+def test_case_136_each_phase_of_a_start_is_logged_once_and_exported_and_they_add_up(
+    clusters: Clusters,
+) -> None:
+    launched = time.monotonic()
+    cluster = clusters.start(tensor_parallel_size=2)
+    client = cluster.up()
+    took_s = time.monotonic() - launched
+    client.send(MetricsRequest())
+    samples = client.next_of(EngineMetrics).values["start_seconds"]
+    cluster.end()
+
+    logged = re.findall(r"start_phase phase=(\w+) seconds=(\S+)", cluster.text)
+    assert tuple(phase for phase, _ in logged) == PHASES
+    assert [sample.labels for sample in samples] == [(phase,) for phase in PHASES]
+    assert [s.value for s in samples] == pytest.approx([float(s) for _, s in logged], rel=1e-3)
+    assert sum(sample.value for sample in samples) == pytest.approx(took_s, rel=0.1, abs=0.3)
 
 
 @pytest.mark.slow

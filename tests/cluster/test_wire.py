@@ -108,6 +108,7 @@ TO_ENGINE = (
     StepResult(epoch=1, step=2, token=int32([4]), logprobs=ROWS, compute_s=0.5),
     messages.SupervisorHello(protocol=1, engine_id="e", key="k"),
     messages.GroupStopped(0, 1),
+    messages.StartPhases({"plan": 0.5, "load": 1.5}),
     messages.Shutdown(drain_s=1.0),
 )
 FROM_ENGINE = (

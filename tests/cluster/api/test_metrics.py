@@ -45,7 +45,9 @@ def of_some_work() -> EngineMetrics:
             num_preemptions=stats.preemptions,
         ),
     )
-    return build_metrics(status, stats, bench.scheduler.meter, {"shutting_down": 1})
+    return build_metrics(
+        status, stats, bench.scheduler.meter, {"shutting_down": 1}, {"load": 0.5, "serve": 0.25}
+    )
 
 
 def text_of(engine: EngineMetrics | None) -> str:
@@ -201,7 +203,7 @@ def test_several_servers_count_together_also_for_one_that_has_ended(tmp_path: Pa
 
 def test_what_was_never_measured_is_zero_not_missing() -> None:
     status = Status(engine_id="e", model="tiny", state="starting", uptime_s=0.1)
-    text = text_of(build_metrics(status, None, Meter(), {}))
+    text = text_of(build_metrics(status, None, Meter(), {}, {}))
 
     assert value(text, "stoker:requests_refused_total", reason="queue_full") == 0.0
     assert value(text, "stoker:steps_total", mix="mixed") == 0.0
