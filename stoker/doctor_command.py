@@ -8,7 +8,7 @@ import msgspec
 
 from cluster.config import has_gpu, load_config
 from cluster.doctor.checks import examine, table
-from cluster.doctor.examination import examine_here
+from cluster.doctor.examination import examine_here, examine_nodes
 from cluster.errors import ModelError
 from cluster.models import DEFAULT_MODEL, SMOLLM2_FOLDER, resolve_model
 from stoker.cli import EXIT_FAILED, EXIT_OK
@@ -20,7 +20,9 @@ def doctor(arguments: argparse.Namespace) -> int:
     device = config.device
     if device == "auto":
         device = "cuda" if has_gpu() else "cpu"
-    scene = examine_here(config, find_model(config.model, Path(config.models_dir)), device=device)
+    model_dir = find_model(config.model, Path(config.models_dir))
+    collect = examine_nodes if config.ray_address else examine_here
+    scene = collect(config, model_dir, device=device)
     findings = examine(scene)
     if arguments.json:
         print(msgspec.json.encode(findings).decode())

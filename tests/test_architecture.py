@@ -88,7 +88,7 @@ ONLY_IN = {
     "zmq": ("cluster/links.py",),
     "httptools": ("stoker/bench/http_client.py",),
     "matplotlib": ("stoker/bench/plot.py",),
-    "ray": ("cluster/ray_backend.py",),
+    "ray": ("cluster/ray_",),
     **dict.fromkeys(("fastapi", "pydantic", "starlette", "uvicorn", "uvloop"), ("cluster/api/",)),
     **dict.fromkeys(("opentelemetry", "prometheus_client"), ("cluster/api/",)),
     "llguidance": ("worker/grammar.py", "worker/guide.py", "cluster/frontend/grammar.py"),

@@ -42,7 +42,8 @@ class Question(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     node: str
     address: str = ""
-    leader_address: str = ""
+    outward: str = ""
+    """An address of another node, to which the way is looked up."""
     model_dir: str = ""
     disk_paths: tuple[str, ...] = ()
     own_sockets: tuple[str, ...] = ()
@@ -72,7 +73,7 @@ def collect_host(question: Question) -> Host:
         model=model_facts(Path(question.model_dir)) if question.model_dir else None,
         interfaces=interfaces,
         name_resolves_to=resolve(name),
-        address_to_leader=address_towards(question.leader_address or "192.0.2.1"),
+        address_outward=address_towards(question.outward) if question.outward else "",
         variables=dict(network_variables()),
         shm_bytes=shm.total if shm else 0,
         shm_free_bytes=shm.free if shm else 0,

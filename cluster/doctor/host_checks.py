@@ -66,8 +66,8 @@ def differing_versions(host: Host, leader: Host) -> Iterator[Problem]:
 
 
 def _versions(scene: Scene) -> Iterator[Problem]:
-    for host in scene.hosts[1:]:
-        yield from differing_versions(host, scene.leader)
+    for host in scene.hosts:
+        yield from differing_versions(host, scene.here)
     for host in scene.hosts:
         if host.missing_libraries:
             yield Problem(
@@ -78,7 +78,7 @@ def _versions(scene: Scene) -> Iterator[Problem]:
 
 
 def _versions_well(scene: Scene) -> str:
-    leader = scene.leader
+    leader = scene.here
     return (
         f"Python {leader.python}, Ray {leader.ray or '(none)'}, torch {leader.torch}, "
         f"Stoker {leader.stoker} on {_one(scene)}"
@@ -104,11 +104,11 @@ def differing_model(host: Host, leader: Host) -> Iterator[Problem]:
 
 def _model(scene: Scene) -> Iterator[Problem]:
     for host in scene.hosts:
-        yield from differing_model(host, scene.leader)
+        yield from differing_model(host, scene.here)
 
 
 def _model_well(scene: Scene) -> str:
-    model = scene.leader.model
+    model = scene.here.model
     assert model is not None
     return f"digest {model.digest}, {_gib(model.weight_bytes)} of weights on {_one(scene)}"
 
@@ -270,14 +270,13 @@ def _clock_well(scene: Scene) -> str:
 
 
 def _stale(scene: Scene) -> Iterator[Problem]:
-    for host in scene.hosts:
-        if host.stale_ray:
-            yield Problem(
-                _node(host),
-                f"Ray processes of no cluster of ours run there: {', '.join(host.stale_ray)}",
-                "end them with `ray stop --force`, if nobody else uses that Ray",
-                level="warn",
-            )
+    if scene.here.stale_ray:
+        yield Problem(
+            _node(scene.here),
+            f"Ray processes of no cluster of ours run there: {', '.join(scene.here.stale_ray)}",
+            "end them with `ray stop --force`, if nobody else uses that Ray",
+            level="warn",
+        )
 
 
 CHECKS = (

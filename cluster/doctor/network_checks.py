@@ -70,19 +70,20 @@ def _addresses_well(scene: Scene) -> str:
 
 
 def _routes(scene: Scene) -> Iterator[Problem]:
-    for host in scene.hosts[1:]:
-        towards = host.address_to_leader
+    for number, host in enumerate(scene.hosts):
+        towards = host.address_outward
+        other = scene.hosts[1 if number == 0 else 0]
         if not towards:
             yield Problem(
                 f"node {host.node}",
-                f"has no route to {scene.leader.address}",
+                f"has no route to {other.address}",
                 "connect the nodes' networks, or start Ray on addresses of one network",
             )
         elif towards != host.address and not is_loopback(towards):
             name = interface_of(host, towards)
             yield Problem(
                 f"node {host.node}, interface {name}",
-                f"reaches the leader through {name} ({towards}), but is known to the others as "
+                f"reaches {other.node} through {name} ({towards}), but is known to the others as "
                 f"{host.address} ({interface_of(host, host.address) or 'no interface'})",
                 f"start its Ray with --node-ip-address {towards}, or correct its routes",
             )
@@ -145,13 +146,12 @@ def _variables_well(scene: Scene) -> str:
 
 
 def _sockets(scene: Scene) -> Iterator[Problem]:
-    for host in scene.hosts:
-        for taken in host.taken_addresses:
-            yield Problem(
-                f"node {host.node}",
-                f"cannot listen at {taken}",
-                "give front_address and back_address an address of that host and a free port",
-            )
+    for taken in scene.here.taken_addresses:
+        yield Problem(
+            f"node {scene.here.node}",
+            f"cannot listen at {taken}",
+            "give front_address and back_address an address of this host and a free port",
+        )
 
 
 # --- ways between nodes ----------------------------------------------------------------------
@@ -231,7 +231,7 @@ CHECKS = (
     ),
     Check(
         name="routes",
-        looks_at="the interface that routes to the leader has the address that others know",
+        looks_at="the interface that routes to the others has the address that they know",
         needs=lambda scene: len(scene.hosts) > 1,
         run=_routes,
         well=lambda scene: (

@@ -4,7 +4,7 @@ Facts cross processes, so they are structs; nothing here looks at the machine.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from msgspec import Struct
@@ -47,8 +47,9 @@ class Host(Struct, frozen=True, kw_only=True, omit_defaults=True):
     model: ModelFacts | None = None
     interfaces: tuple[Interface, ...] = ()
     name_resolves_to: tuple[str, ...] = ()
-    address_to_leader: str = ""
-    """Of the interface by which this host reaches the leader; empty: no route."""
+    address_outward: str = ""
+    """Of the interface by which this host reaches the leader (the leader: another node); empty:
+    no route."""
     variables: dict[str, str] = {}
     """Those that choose an interface for gloo or NCCL."""
     shm_bytes: int = 0
@@ -76,6 +77,7 @@ class Room(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What Ray says of one node."""
 
     node: str
+    address: str = ""
     is_alive: bool = True
     cpus: float = 0.0
     free_cpus: float = 0.0
@@ -122,14 +124,16 @@ class Scene:
     """Everything that is known when the checks run."""
 
     asked: Asked
-    hosts: tuple[Host, ...] = ()
-    """The leader, where the engine runs, first."""
+    here: Host
+    """Where the engine is to run, as this process sees it: its versions are to be everybody's."""
+    hosts: tuple[Host, ...]
+    """That are to bear ranks; the leader, where the engine runs, first."""
     rooms: tuple[Room, ...] = ()
     paths: tuple[Path, ...] = ()
     pairs: tuple[Pair, ...] = ()
     ray_problem: str = ""
     """Why Ray does not let us in."""
-    silent: dict[str, str]
+    silent: dict[str, str] = field(default_factory=dict)
     """Nodes that did not tell their facts in time, and what they were asked last."""
 
     @property
