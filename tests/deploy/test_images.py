@@ -1,5 +1,5 @@
-"""The Dockerfile by hadolint, compose files by a parser of Compose's rules, the unit by systemd, and
-every `stoker` command line in deploy/ by our own parser.
+"""The Dockerfile by hadolint, compose files by a parser of Compose's rules, the unit by systemd,
+and every `stoker` command line in deploy/ by our own parser.
 """
 
 import configparser
