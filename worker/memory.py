@@ -1,14 +1,12 @@
-"""How many KV blocks a rank can hold: what is free, what computing takes, what is left."""
+"""What is free on a rank's device, and what its largest step takes, by trying."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from msgspec import Struct
 
-from kvcache.geometry import KVGeometry
+from worker.budget import Measured, share_of_device, share_of_host
 from worker.config import RunnerConfig
-from worker.errors import PoolTooSmall
 from worker.host_memory import free_host_bytes, peak_growth
 
 
@@ -30,36 +28,30 @@ class Capacity(Struct, frozen=True, kw_only=True):
     device: str
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """Memory of a rank's device with the weights loaded and nothing else of this rank."""
-
-    budget_bytes: int
-    """That `gpu_memory_utilization` leaves for K/V; negative if nothing is left."""
-    free_bytes: int
-    activation_bytes: int
-
-    def less(self, more_bytes: int) -> "Measured":
-        """The same with so much more taken beside weights and K/V."""
-        return Measured(
-            self.budget_bytes - more_bytes, self.free_bytes, self.activation_bytes + more_bytes
-        )
-
-
 def measure_memory(
-    config: RunnerConfig, device: torch.device, profile: Callable[[], None]
+    config: RunnerConfig,
+    device: torch.device,
+    profile: Callable[[], None],
+    known_bytes: int = 0,
 ) -> Measured:
     """Run the largest step (`profile`) and see what it leaves.
 
     CUDA: the share is of the device's whole memory, whoever uses the rest of it. CPU: it is of
     the memory that is free, dealt evenly to the ranks of the host.
+
+    Args:
+        known_bytes: what a step's buffers are known to take on a CPU, where a process that uses
+            memory again which it has freed before seems to take less.
     """
     if device.type == "cuda":
         return _measure_cuda(config, device, profile)
-    activation = peak_growth(profile)
-    free = free_host_bytes()
-    share = int(free * config.gpu_memory_utilization) // config.ranks_on_host
-    return Measured(share - activation, free, activation)
+    activation = max(known_bytes, peak_growth(profile))
+    return share_of_host(
+        free_bytes=free_host_bytes(),
+        activation_bytes=activation,
+        utilization=config.gpu_memory_utilization,
+        ranks_on_host=config.ranks_on_host,
+    )
 
 
 def _measure_cuda(
@@ -73,29 +65,9 @@ def _measure_cuda(
     activation = torch.cuda.max_memory_allocated(device) - before
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(device)
-    budget = int(total * config.gpu_memory_utilization) - (total - free) - activation
-    return Measured(min(budget, free - activation), free, activation)
-
-
-def num_blocks_for(
-    config: RunnerConfig, geometry: KVGeometry, max_model_len: int, measured: Measured
-) -> int:
-    """Blocks as configured, or as many as the budget holds.
-
-    Raises:
-        PoolTooSmall: the budget does not hold one sequence of `max_model_len`.
-    """
-    if config.num_kv_blocks is not None:
-        return config.num_kv_blocks
-    budget = config.kv_cache_memory_bytes
-    if budget is None:
-        budget = measured.budget_bytes
-    wanted = geometry.bytes_for(max_model_len)
-    if budget < wanted:
-        raise PoolTooSmall(
-            wanted_bytes=wanted,
-            found_bytes=budget,
-            max_model_len=max_model_len,
-            token_bytes=geometry.token_bytes,
-        )
-    return geometry.blocks_in(budget)
+    return share_of_device(
+        total_bytes=total,
+        free_bytes=free,
+        activation_bytes=activation,
+        utilization=config.gpu_memory_utilization,
+    )

@@ -9,20 +9,22 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from kvcache.geometry import KVGeometry, blocks_for
+from kvcache.geometry import blocks_for
 from scheduler.arrays import Int32Array
 from scheduler.plan import FailedSlice, LogprobRows, StepPlan, StepResult
 from worker import logprobs
 from worker.batch import ON_ITS_WAY, Expected, Slices, SlotTable
+from worker.budget import num_blocks_for
 from worker.config import RunnerConfig
 from worker.errors import ModelError
+from worker.estimate import SAMPLED_AT_ONCE, Form, activation_bytes, kv_geometry
 from worker.grammar import tokenizer_of
 from worker.graphs import CudaCapture, DecodeGraphs, graph_sizes
 from worker.guide import Guide
 from worker.host_copy import HostCopy, to_device
 from worker.host_memory import trim_heap
-from worker.kv_store import KVStore, choose_kv_dtype, head_width
-from worker.memory import Capacity, measure_memory, num_blocks_for
+from worker.kv_store import KVStore, choose_kv_dtype
+from worker.memory import Capacity, measure_memory
 from worker.models.decoder import Decoder
 from worker.models.loading import WeightLoader
 from worker.models.spec import ModelSpec, model_widths, read_spec
@@ -34,11 +36,8 @@ from worker.parallel import Communicator
 from worker.prompt_scores import PromptScores
 from worker.sampler import Sampler, check_logits
 from worker.shards import deal_shards
+from worker.stages import deal_stages
 from worker.weights import Checkpoint
-
-SAMPLED_AT_ONCE = 32
-"""Rows whose logits exist at the same time on a CPU. More only costs memory: half a megabyte a
-row with some vocabularies, three or four times while it is sampled from."""
 
 SCORED_AT_ONCE = 64
 """Prompt tokens whose logits exist at the same time. More only costs memory."""
@@ -70,11 +69,20 @@ class ModelRunner:
             config.ops, config.device, config.num_threads, config.quantization
         )
         self._kv_dtype = choose_kv_dtype(config.kv_cache_dtype, self.dtype, self._ops.name)
-        self._geometry = KVGeometry(
-            num_layers=self.spec.num_layers,
-            num_kv_heads=self._shard.kv_heads.size,
-            head_bytes=head_width(self.spec.head_dim, self._kv_dtype) * self._kv_dtype.itemsize,
-            block_size=config.block_size,
+        self._form = Form(
+            dtype=_name(self.dtype),
+            kv_dtype=_name(self._kv_dtype),
+            ops=self._ops.name,
+            device=config.device,
+            is_int8=config.quantization == "int8",
+        )
+        self._stage = deal_stages(self.spec.num_layers, 1)[0]
+        self._geometry = kv_geometry(
+            self.spec,
+            self._shard,
+            self._stage.layers.size,
+            self._form.kv_dtype,
+            config.block_size,
         )
         self._decoder: Decoder | None = None
         self._store: KVStore | None = None
@@ -118,13 +126,13 @@ class ModelRunner:
         assert self._decoder is not None, "load comes before measure"
         # Every rank has loaded when this returns, so all see the same memory as free.
         self._communicator.all_reduce(torch.zeros(1, device=self._device))
-        measured = measure_memory(self._config, self._device, self._profile)
+        measured = measure_memory(self._config, self._device, self._profile, self._known_bytes())
         if self._uses_graphs:
             measured = measured.less(self._estimate_graphs())
         return Capacity(
             num_blocks=num_blocks_for(self._config, self._geometry, self.max_model_len, measured),
             block_bytes=self._geometry.block_bytes,
-            kv_cache_dtype=str(self._kv_dtype).removeprefix("torch."),
+            kv_cache_dtype=self._form.kv_dtype,
             vocab_size=self.spec.vocab_size,
             max_model_len=self.max_model_len,
             weight_bytes=self._decoder.weights.num_bytes,
@@ -352,8 +360,23 @@ class ModelRunner:
         store = KVStore(self._geometry, 1, self._kv_dtype, self._device)
         return self._make_graphs(store.layers).estimate()
 
+    def _known_bytes(self) -> int:
+        """The least that a step takes: what a CPU's own operations have buffers for."""
+        if self._ops.name != "cpu":
+            return 0
+        config = self._config
+        return activation_bytes(
+            self.spec,
+            self._shard,
+            self._stage,
+            self._form,
+            max_tokens=config.max_num_batched_tokens,
+            max_seqs=config.max_num_seqs,
+        )
+
     def _profile(self) -> None:
-        """The largest step, through one layer: the others use the same memory again."""
+        """The largest step, through two layers: others use the same memory again, and the last
+        one computes only the rows that are sampled."""
         with torch.inference_mode():
             self._run_largest_step()
         trim_heap()
@@ -368,9 +391,10 @@ class ModelRunner:
         num_blocks = blocks_for(longest, config.block_size)
         one_layer = replace(self._geometry, num_layers=1)
         (kv,) = KVStore(one_layer, num_blocks, self._kv_dtype, self._device).layers
+        layers = [kv] * min(2, self._stage.layers.size)
         rows = batch.slice_offsets[1:].to(torch.int64) - 1
-        program = self._make_program([kv])
-        hidden = program.run(batch, rows) if program else self._launch(batch, [kv], rows)
+        program = self._make_program(layers)
+        hidden = program.run(batch, rows) if program else self._launch(batch, layers, rows)
         logits = self._gathered_logits(hidden[: self._sampled_at_once(len(hidden))])
         if logits is None:
             return
@@ -454,6 +478,10 @@ def choose_dtype(wanted: str, checkpoint: str) -> torch.dtype:
         "float16": torch.float16,
     }
     return known[chosen]
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _max_model_len(config: RunnerConfig, spec: ModelSpec) -> int:

@@ -12,11 +12,12 @@ import torch
 from kvcache.geometry import KVGeometry
 from tests.worker.groups import WorkerGroup
 from tests.worker.tiny_models import save_model
+from worker.budget import Measured, num_blocks_for
 from worker.config import RunnerConfig
 from worker.errors import PoolTooSmall
 from worker.host_memory import free_host_bytes, peak_growth
 from worker.kv_store import KVStore
-from worker.memory import Measured, measure_memory, num_blocks_for
+from worker.memory import measure_memory
 
 MIB = 2**20
 P = ParamSpec("P")
