@@ -31,8 +31,8 @@ class ClusterReady(Struct, frozen=True, kw_only=True, tag_field="type", tag="rea
     """For clients."""
     engine_id: str
     model: str
-    server_key: str = ""
-    """The public key that clients need to dial an encrypted front_address."""
+    key_file: str = ""
+    """Path of the file that clients need to dial an encrypted front_address."""
     http_address: str = ""
     """Of the HTTP routes; empty: none are served."""
 

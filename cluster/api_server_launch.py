@@ -14,7 +14,8 @@ class ApiServerLaunch(Struct, frozen=True, kw_only=True):
     """The listening socket, which it has inherited."""
     front_address: str
     """Where to dial the engine."""
-    server_key: str = ""
+    key_file: str = ""
+    """If that is encrypted."""
     http: HttpConfig
     drain_s: float
     """Time that its running answers get when it is asked to end."""

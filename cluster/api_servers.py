@@ -57,7 +57,7 @@ class ApiServers:
         self._log = log
         self._command = command
         self._places = [_Place(number) for number in range(config.api_servers)]
-        self._front_address = self._server_key = self._metrics_dir = ""
+        self._front_address = self._key_file = self._metrics_dir = ""
         self.are_up = False
         """Whether each one has taken connections once."""
 
@@ -65,9 +65,9 @@ class ApiServers:
     def url(self) -> str:
         return self._listener.url
 
-    def start(self, front_address: str, server_key: str, metrics_dir: str = "") -> None:
+    def start(self, front_address: str, key_file: str, metrics_dir: str = "") -> None:
         """Start all of them; the engine need not be ready."""
-        self._front_address, self._server_key = front_address, server_key
+        self._front_address, self._key_file = front_address, key_file
         self._metrics_dir = metrics_dir
         for place in self._places:
             self._start(place)
@@ -77,7 +77,7 @@ class ApiServers:
             number=place.number,
             listen_fd=self._listener.socket.fileno(),
             front_address=self._front_address,
-            server_key=self._server_key,
+            key_file=self._key_file,
             http=self._config,
             drain_s=self._drain_s,
             log_level=self._log_level,

@@ -12,6 +12,8 @@ from typing import Protocol, TypeAlias
 import msgspec
 from msgspec import Struct
 
+from cluster.keys import ClientKeys
+
 
 class RunnerSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What a rank needs to build its `worker.config.RunnerConfig`."""
@@ -46,6 +48,8 @@ class Rendezvous(Struct, frozen=True, kw_only=True, omit_defaults=True):
     nodes: tuple[int, ...] = ()
     """By rank, a number of its host; empty: all are on one host. Stages and neighbours of one
     host share memory even if the group has several."""
+    hosts: tuple[str, ...] = ()
+    """By rank, where the others reach its host; empty if that is known otherwise."""
     store_host: str = ""
     """Address of rank 0's host, if the ranks are on several hosts or on GPUs."""
     store_port: int = 0
@@ -83,8 +87,8 @@ class WorkerLaunch(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A worker that has not heard from the engine for this long ends itself."""
     connect_timeout_s: float = 60.0
     """Longest wait for the engine to appear."""
-    curve_server_key: str = ""
-    """The engine's public CURVE key (Z85); empty: plain."""
+    link_keys: ClientKeys | None = None
+    """To dial the back socket with, if it is encrypted."""
 
     @property
     def name(self) -> str:
@@ -120,6 +124,8 @@ class Place:
     """Cores for this rank alone; empty: not pinned."""
     gpu: int = 0
     """Which of the GPUs that its process will see."""
+    ranks_on_host: int | None = None
+    """Ranks, of all groups, on that machine; None: as many of each group as of this one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,8 +154,11 @@ class Backend(Protocol):
     far `open`, `place` or `start` had come; `close` may be called twice.
     """
 
-    def open(self, timeout_s: float) -> None:
-        """Bring up, or connect to, what the ranks run on."""
+    def open(self, timeout_s: float) -> str:
+        """Bring up, or connect to, what the ranks run on.
+
+        Returns the address at which its other nodes reach this host; empty if all ranks are here.
+        """
         ...
 
     def place(

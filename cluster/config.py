@@ -7,12 +7,13 @@ argument. Values are checked once, here; measured ones are never written back.
 
 import argparse
 import difflib
+import fnmatch
 import importlib.util
 import os
 import re
 import tomllib
 import typing
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 from urllib.parse import urlsplit
@@ -23,7 +24,8 @@ from msgspec.structs import replace
 
 from cluster.errors import AddressError
 from cluster.http_config import HttpConfig
-from cluster.links import check_address
+from cluster.links import check_address, is_wildcard
+from cluster.node_address import choose_address, own_addresses
 from cluster.setting import (
     AtLeastOne,
     NotNegative,
@@ -74,6 +76,21 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ray_address: Annotated[
         str, setting("HOST:PORT of a running Ray, or `auto`. Default: a Ray of our own, here.")
     ] = ""
+    room_timeout_s: Annotated[
+        TimeOrNone,
+        setting(
+            "With ray_address: how long nodes may take to join if those that are there have too "
+            "little room for all ranks."
+        ),
+    ] = 30.0
+    worker_env: Annotated[
+        tuple[str, ...],
+        setting(
+            "With ray_address: name of an environment variable, or PREFIX*, that workers on other "
+            "nodes get from here unless their node has its own. Default: HF_*, NCCL_*, GLOO_*, "
+            "OMP_*."
+        ),
+    ] = ("HF_*", "NCCL_*", "GLOO_*", "OMP_*")
     device: Annotated[
         Literal["auto", "cpu", "cuda"],
         setting("What ranks compute on; auto: GPUs where this host has some."),
@@ -170,8 +187,16 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         str, setting("Where workers dial; tcp:// if they are on other hosts.")
     ] = ""
     encrypt: Annotated[
-        bool, setting("Encrypt tcp:// sockets; whoever dials needs the key shown at the start.")
-    ] = False
+        bool,
+        setting("Encrypt tcp:// sockets and let in only holders of the keys made at the start."),
+    ] = True
+    key_file: Annotated[
+        str,
+        setting(
+            "File, written at the start for its owner alone, that clients of an encrypted "
+            "front_address need. Default: one that the start names, gone at the end."
+        ),
+    ] = ""
     socket_dir: Annotated[
         str,
         setting("Folder for the private folder of ipc:// sockets. Default: the temporary one."),
@@ -291,7 +316,7 @@ def config_from(values: Mapping[str, object]) -> EngineConfig:
                 check_address(address)
             except AddressError as error:
                 raise ConfigError(f"{name}: {error}") from error
-    if re.match(r"tcp://(0\.0\.0\.0|\*|\[::\]):", config.back_address):
+    if is_wildcard(config.back_address):
         raise ConfigError(
             f"back_address={config.back_address} says no host: workers must dial it, so give an "
             "address of this host that all nodes reach"
@@ -403,12 +428,20 @@ ENVIRONMENT = {
     "STOKER_MODELS_DIR": "models_dir",
     "STOKER_LOG_LEVEL": "log_level",
     "STOKER_SOCKET_DIR": "socket_dir",
+    "STOKER_KEY_FILE": "key_file",
 }
 """The variables that are read, and the settings that they give. There are no others but
 STOKER_CONFIG, the path of a config file, and the one below."""
 
 NETWORK_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Other libraries' own, of which `stoker doctor` says whether they fit this host."""
+
+NODE_ADDRESS_VARIABLE = "STOKER_NODE_ADDRESS"
+"""On a node of a Ray cluster, where others reach it, if that is not where Ray says. It must be set
+where `ray start` runs there."""
+
+INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
+"""The same by the name of a network interface, as torch knows it."""
 
 API_KEY_VARIABLE = "STOKER_API_KEY"
 """Gives `api_keys`, separated by commas: arguments can be read by others of this machine."""
@@ -502,3 +535,37 @@ def _of_file(
     path = spoken.get("config") or variables.get("STOKER_CONFIG")
     found = read_config_file(Path(str(path))) if path else {}
     return {name: value for name, value in found.items() if name not in but}
+
+
+def environment_for_workers(names: Sequence[str], environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables that are named, or whose names begin as said."""
+    return {
+        key: value
+        for key, value in environ.items()
+        if any(fnmatch.fnmatchcase(key, name) for name in names)
+    }
+
+
+def own_environment_for_workers(names: Sequence[str]) -> dict[str, str]:
+    """The same of this process."""
+    return environment_for_workers(names, os.environ)
+
+
+def add_environment(variables: Mapping[str, str]) -> None:
+    """Set those that this process does not have yet: what a node says of itself holds."""
+    for name, value in variables.items():
+        os.environ.setdefault(name, value)
+
+
+def address_of_node(known: str) -> str:
+    """Where other nodes reach this one: what its environment says, else `known`.
+
+    Raises:
+        AddressError: the environment names what this node does not have.
+    """
+    return choose_address(
+        known,
+        address=os.environ.get(NODE_ADDRESS_VARIABLE, ""),
+        interface=os.environ.get(INTERFACE_VARIABLE, ""),
+        addresses_by_interface=own_addresses(),
+    )

@@ -15,8 +15,10 @@ from cluster.back_desk import (
     WorkerAllocated,
     WorkerAnswered,
     WorkerCame,
+    WorkerGreeted,
     WorkerLeft,
 )
+from cluster.doctor.alike import why_not_alike
 from cluster.engine_launch import EngineLaunch
 from cluster.engine_metrics import build_metrics
 from cluster.errors import PeerGone
@@ -24,6 +26,7 @@ from cluster.front_desk import FrontDesk
 from cluster.frontend.tokenizer_files import TokenizerFiles
 from cluster.groups import (
     Instruction,
+    LetLoad,
     Lose,
     Refuse,
     RestartPolicy,
@@ -41,13 +44,17 @@ from cluster.messages import (
     GroupLost,
     GroupReady,
     GroupStopped,
+    MayLoad,
+    NodeFacts,
     PoolSize,
+    RankPhase,
     ServerInfo,
     Shutdown,
     StartGroup,
     StartPhases,
     Status,
     WorkerFailed,
+    WorkerGreeting,
     WorkerHello,
 )
 from cluster.status import build_status
@@ -81,7 +88,9 @@ class Engine:
         signals: Callable[[], list[signal.Signals]],
         clock: Callable[[], float],
         log: EventLog,
+        facts: Callable[[], NodeFacts] | None = None,
     ) -> None:
+        """`facts`: of this host, which those of all workers must equal; None: nothing must."""
         self._launch = launch
         self._links = links
         self._end_ids, self._defaults = end_ids, defaults
@@ -90,6 +99,8 @@ class Engine:
         self._signals = signals
         self._clock = clock
         self._log = log
+        self._ask_facts = facts
+        self._facts: NodeFacts | None = None
         self._began = clock()
         self._start_s: dict[str, float] = {}
         """Seconds of each phase of the start, once it is over."""
@@ -101,6 +112,8 @@ class Engine:
         self._groups = {group: self._new_group(group) for group in range(launch.num_groups)}
         self._lanes: dict[int, Lane] = {}
         self._news: list[Outgoing] = []
+        self._next_turned_away = 1
+        """Connections of which the log speaks next."""
         self._num_metric_errors = 0
         """Of which the log has spoken."""
         self._stop_at: float | None = None
@@ -129,6 +142,7 @@ class Engine:
             self._dispatch(now)
             self._flush(now)
             self._front.receive(now)
+            self._note_turned_away()
             self._dispatch(now)
             self._flush(now)
         self._end()
@@ -189,6 +203,19 @@ class Engine:
             self._news += self._scheduler.expire(now)
         self._front.keep_time(now)
 
+    def _note_turned_away(self) -> None:
+        """Say that there are peers who cannot, or may not, talk to us; ever more rarely."""
+        total = self._links.num_turned_away
+        if total < self._next_turned_away:
+            return
+        self._next_turned_away = 2 * total
+        self._log.warning(
+            "connections_turned_away",
+            total=total,
+            front=self._links.front.num_turned_away,
+            back=self._links.back.num_turned_away,
+        )
+
     def _dispatch(self, now: float) -> None:
         """Give each group that has room another plan, the same bytes to each rank."""
         if self._scheduler is None:
@@ -225,8 +252,12 @@ class Engine:
                     self._apply(number, peer, result, now)
                 case WorkerAllocated(peer=peer, group=number):
                     self._follow(self._groups[number].ready(peer, now), now)
+                case WorkerGreeted(peer=peer, greeting=greeting):
+                    self._greet(peer, greeting, now)
+                case RankPhase():
+                    self._moved(event)
                 case WorkerCame(peer=peer, hello=hello):
-                    self._greet(peer, hello, now)
+                    self._came(peer, hello, now)
                 case WorkerLeft(peer=peer, group=number):
                     self._follow(self._groups[number].left(peer, now), now)
                 case WorkerFailed():
@@ -243,7 +274,27 @@ class Engine:
                 case SupervisorLeft():
                     self.stop("the supervisor is gone")
 
-    def _greet(self, peer: bytes, hello: WorkerHello, now: float) -> None:
+    def _greet(self, peer: bytes, greeting: WorkerGreeting, now: float) -> None:
+        group = self._groups.get(greeting.group)
+        if group is None:
+            self._back.refuse(peer, "stranger", f"there is no group {greeting.group}")
+            return
+        self._follow(group.greet(peer, greeting, self._difference(greeting.facts), now), now)
+
+    def _difference(self, facts: NodeFacts) -> str:
+        """Why a worker's node cannot be one of ours; empty if it can."""
+        if self._ask_facts is None:
+            return ""
+        if self._facts is None:
+            self._facts = self._ask_facts()
+        return why_not_alike(facts, self._facts)
+
+    def _moved(self, phase: RankPhase) -> None:
+        group = self._groups.get(phase.group)
+        if group is not None and group.moved(phase):
+            self._back.tell_supervisor(phase)
+
+    def _came(self, peer: bytes, hello: WorkerHello, now: float) -> None:
         group = self._groups.get(hello.group)
         if group is None:
             self._back.refuse(peer, "stranger", f"there is no group {hello.group}")
@@ -294,6 +345,9 @@ class Engine:
         """Do what a group's state machine asks for."""
         for instruction in instructions:
             match instruction:
+                case LetLoad(peers=peers):
+                    for peer in peers:
+                        self._back.send(peer, MayLoad())
                 case SizePool(peers=peers, num_blocks=num_blocks):
                     for peer in peers:
                         self._back.send(peer, PoolSize(num_blocks))
@@ -414,6 +468,7 @@ class Engine:
             + self._front.num_dropped
             + self._links.front.num_malformed
             + self._links.back.num_malformed,
+            num_turned_away=self._links.num_turned_away,
             now=now,
         )
 

@@ -2,6 +2,7 @@
 
 from msgspec import Struct
 
+from cluster.keys import ServerKeys
 from scheduler.config import SchedulerConfig
 
 
@@ -29,8 +30,8 @@ class EngineLaunch(Struct, frozen=True, kw_only=True):
     """How long the last messages may take to leave when the engine ends."""
     max_restarts: int = 0
     client_queue: int = 1000
-    curve_public_key: str = ""
-    curve_secret_key: str = ""
-    """With both, tcp:// sockets are encrypted."""
+    front_keys: ServerKeys | None = None
+    back_keys: ServerKeys | None = None
+    """With them, a tcp:// socket is encrypted."""
     journal: str = ""
     log_level: str = "info"

@@ -6,6 +6,7 @@ else goes to the log on standard error.
 
 import gc
 import signal
+import socket
 import sys
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from cluster.announcements import EngineListens, EngineRefuses, announce
+from cluster.doctor.alike import node_facts
 from cluster.engine import Engine
 from cluster.engine_launch import EngineLaunch
 from cluster.errors import AddressError
@@ -25,7 +27,7 @@ from cluster.frontend.tokenizer_files import (
 )
 from cluster.generation import GenerationFileDamaged, read_generation
 from cluster.journal_file import JournalError, JournalFile
-from cluster.links import Curve, EngineLinks, LinkLimits
+from cluster.links import EngineLinks, LinkLimits
 from cluster.logs import EventLog, show_events
 from cluster.orphans import die_with_parent
 from cluster.wakeup import SignalPipe
@@ -82,9 +84,6 @@ def open_links(launch: EngineLaunch) -> EngineLinks:
     Raises:
         AddressError: one cannot be bound.
     """
-    curve = None
-    if launch.curve_secret_key:
-        curve = Curve(public=launch.curve_public_key, secret=launch.curve_secret_key)
     return EngineLinks(
         launch.front_address,
         launch.back_address,
@@ -96,7 +95,8 @@ def open_links(launch: EngineLaunch) -> EngineLinks:
         back_limits=LinkLimits(
             max_message_bytes=TO_ENGINE.max_bytes, peer_timeout_s=launch.peer_timeout_s
         ),
-        curve=curve,
+        front_keys=launch.front_keys,
+        back_keys=launch.back_keys,
     )
 
 
@@ -123,6 +123,7 @@ def build_engine(
         signals=signals.read,
         clock=time.monotonic,
         log=log,
+        facts=lambda: node_facts(socket.gethostname(), model_dir),
     )
     return engine, journal
 

@@ -92,6 +92,7 @@ def _counters(
         "steps": _each(_steps(stats)),
         "stale_results": _one(stats.stale_results if stats else 0),
         "messages_dropped": _one(totals.num_dropped),
+        "connections_turned_away": _one(totals.num_turned_away),
         "clients_cut_off": _one(totals.num_cut_clients),
         "metric_errors": _one(meter.num_errors + meter.num_clipped),
     }

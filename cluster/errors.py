@@ -28,6 +28,10 @@ class AddressError(ValueError):
     """An address that cannot be bound or dialled; says which, why, and what to change."""
 
 
+class KeyFileError(AddressError):
+    """A key file is missing, unreadable, damaged, or something else."""
+
+
 class BackendError(RuntimeError):
     """Workers could not be placed, started or ended; says what was wanted and what there is."""
 

@@ -8,7 +8,7 @@ from cluster.backend import Place, Rendezvous, RunnerSpec, WorkerLaunch
 from cluster.config import EngineConfig
 from cluster.engine_launch import EngineLaunch
 from cluster.errors import BackendError
-from cluster.links import Curve
+from cluster.keys import SocketKeys
 
 COLLECTIVE_SHARE = 0.8
 """Of the step's time limit, for one collective: ranks that wait for another say which one it
@@ -29,11 +29,9 @@ class LaunchPlan:
     """The secret between the engine and its workers."""
     cores: tuple[int, ...]
     """That this process may use."""
-    curve: Curve | None = None
-
-    @property
-    def server_key(self) -> str:
-        return "" if self.curve is None else self.curve.public
+    front_keys: SocketKeys | None = None
+    back_keys: SocketKeys | None = None
+    """None: the socket is not encrypted."""
 
     def engine(self, front_address: str, back_address: str) -> EngineLaunch:
         config = self.config
@@ -53,8 +51,8 @@ class LaunchPlan:
             peer_timeout_s=config.peer_timeout_s,
             max_restarts=config.max_restarts,
             client_queue=config.client_queue,
-            curve_public_key="" if self.curve is None else self.curve.public,
-            curve_secret_key="" if self.curve is None else self.curve.secret,
+            front_keys=None if self.front_keys is None else self.front_keys.server,
+            back_keys=None if self.back_keys is None else self.back_keys.server,
             journal=config.journal,
             log_level=config.log_level,
         )
@@ -89,6 +87,7 @@ class LaunchPlan:
                 rendezvous=Rendezvous(
                     name=f"stoker-{self.engine_id}-{group}-{epoch}",
                     is_one_host=is_one_host,
+                    hosts=tuple(place.host for place in places),
                     nodes=() if is_one_host else tuple(names.index(p.node) for p in places),
                     start_timeout_s=self.config.start_timeout_s,
                     timeout_s=COLLECTIVE_SHARE * self.config.step_timeout_s,
@@ -96,7 +95,7 @@ class LaunchPlan:
                 cores=place.cores if self._pins_cores else (),
                 gpu=place.gpu,
                 engine_timeout_s=self.config.peer_timeout_s,
-                curve_server_key=self.server_key,
+                link_keys=None if self.back_keys is None else self.back_keys.client,
                 log_level=self.config.log_level,
             )
             for place in places
@@ -109,7 +108,9 @@ class LaunchPlan:
     def _runner(self, place: Place, places: Sequence[Place]) -> RunnerSpec:
         config = self.config
         assert config.max_num_batched_tokens is not None
-        on_host = sum(other.node == place.node for other in places) * config.num_groups
+        on_host = place.ranks_on_host
+        if on_host is None:
+            on_host = sum(other.node == place.node for other in places) * config.num_groups
         share = len(place.cores) or max(1, len(self.cores) // on_host)
         return RunnerSpec(
             model_dir=str(self.model_dir),

@@ -7,22 +7,23 @@ On one host (ipc://) there are none: the kernel says when a process ends, and on
 stopped for a while (SIGSTOP, a snapshot, a full disk of swap) goes on where it was.
 """
 
-import asyncio
 import errno
+import hmac
 import os
+import re
 import socket as unix
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
 
 import zmq
-import zmq.asyncio
+from zmq.utils import z85
 from zmq.utils.monitor import parse_monitor_message
 
 from cluster.errors import AddressError, LinkLost, PeerGone
+from cluster.keys import ClientKeys, ServerKeys, SocketKeys
 
 IPC_PATH_LIMIT = 107
 """Bytes of a Unix socket's path on Linux (unix(7): sun_path is 108 with its final zero)."""
@@ -33,7 +34,8 @@ fewer turns, at the price of steps that wait while a flood of requests is read."
 
 ROUTING_OVERHEAD_BYTES = 64
 
-Result = TypeVar("Result")
+ZAP_ADDRESS = "inproc://zeromq.zap.01"
+"""Where libzmq asks whether a peer may come in (ZeroMQ RFC 27)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,19 +55,18 @@ class LinkLimits:
     peer_timeout_s: float = 10.0
     """Silence after which a tcp:// connection counts as dead."""
 
+    handshake_s: float = 10.0
+    """A connection that has not said by then who it is, is ended."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
-    """Keys (Z85 text) that encrypt a TCP link and prove the engine to those who dial it."""
 
-    public: str
-    secret: str
-
-    @staticmethod
-    def fresh() -> "Curve":
-        """A new random key pair."""
-        public, secret = zmq.curve_keypair()
-        return Curve(public=public.decode(), secret=secret.decode())
+def fresh_keys() -> SocketKeys:
+    """New random keys for both ends of one socket."""
+    server_public, server_secret = (key.decode() for key in zmq.curve_keypair())
+    public, secret = (key.decode() for key in zmq.curve_keypair())
+    return SocketKeys(
+        server=ServerKeys(secret=server_secret, client=public),
+        client=ClientKeys(server=server_public, public=public, secret=secret),
+    )
 
 
 def check_address(address: str) -> None:
@@ -91,10 +92,21 @@ def check_address(address: str) -> None:
         raise AddressError(f"an address starts with ipc:// or tcp://, got {address!r}")
 
 
+def is_wildcard(address: str) -> bool:
+    """Whether a TCP address means every network of the machine."""
+    return re.match(r"tcp://(0\.0\.0\.0|\*|\[?::\]?):", address) is not None
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine reaches a TCP address, as far as its text tells."""
+    return re.match(r"tcp://(127\.[0-9.]+|localhost|\[::1\]):", address) is not None
+
+
 def _apply(socket: "zmq.Socket[bytes]", address: str, limits: LinkLimits) -> None:
     socket.linger = 0
     socket.sndhwm = socket.rcvhwm = limits.queue_messages
     socket.maxmsgsize = limits.max_message_bytes + ROUTING_OVERHEAD_BYTES
+    socket.handshake_ivl = int(limits.handshake_s * 1000)
     if address.startswith("tcp://"):
         socket.heartbeat_ivl = int(limits.heartbeat_s * 1000)
         socket.heartbeat_timeout = int(limits.peer_timeout_s * 1000)
@@ -114,9 +126,15 @@ class ServerLink:
         context: "zmq.Context[zmq.Socket[bytes]]",
         address: str,
         limits: LinkLimits,
-        curve: Curve | None = None,
+        keys: ServerKeys | None = None,
+        *,
+        domain: str = "",
     ) -> None:
         """Bind at once.
+
+        Args:
+            keys: of a tcp:// socket that is encrypted.
+            domain: the socket's name where it is asked who may come in.
 
         Raises:
             AddressError: the address is in use, not ours, or not an address.
@@ -124,18 +142,22 @@ class ServerLink:
         check_address(address)
         self.num_malformed = 0
         """Messages without exactly one frame, or not of today's ZeroMQ."""
+        self.num_turned_away = 0
+        """Connections that ended before they had shown who they were: without the keys, not of
+        ZeroMQ, or silent."""
         self._known: set[bytes] = set()
+        self._greeted: set[int] = set()
         self._peer_by_fd: dict[int, bytes] = {}
         self._leaving: list[bytes] = []
         self._socket = context.socket(zmq.ROUTER)
         _apply(self._socket, address, limits)
         _allow_ipv6(self._socket, address)
         self._socket.router_mandatory = 1
-        if curve is not None:
+        if keys is not None and address.startswith("tcp://"):
             self._socket.curve_server = 1
-            self._socket.curve_secretkey = curve.secret.encode()
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-        self._monitor.linger = 0
+            self._socket.curve_secretkey = keys.secret.encode()
+            self._socket.zap_domain = domain.encode()
+        self._monitor = _monitor_of(self._socket)
         try:
             self.address = self._bind(address)
         except BaseException:
@@ -182,7 +204,13 @@ class ServerLink:
         """Note whose connections have ended, known by their descriptors."""
         while self._monitor.poll(0):
             event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
-            self._note_end(int(event["value"]))
+            fd = int(event["value"])
+            if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._greeted.add(fd)
+            elif event["event"] == zmq.EVENT_DISCONNECTED:
+                self.num_turned_away += fd not in self._greeted
+                self._greeted.discard(fd)
+                self._note_end(fd)
 
     def _note_peer(self, peer: bytes, name: zmq.Frame) -> bool:
         """Remember whose connection is whose; False for one that we would not see ending.
@@ -233,9 +261,39 @@ class ServerLink:
         """Unbind; what is queued may leave for `linger_s` after the context is closed."""
         if self._socket.closed:
             return
-        self._socket.disable_monitor()
+        self._socket.monitor(None, 0)
         self._monitor.close(linger=0)
         self._socket.close(linger=int(linger_s * 1000))
+
+
+class Doorman:
+    """Answers libzmq's questions who may come in: on each socket, the holders of one key pair."""
+
+    def __init__(
+        self, context: "zmq.Context[zmq.Socket[bytes]]", client_by_domain: Mapping[str, str]
+    ) -> None:
+        self._client_by_domain = client_by_domain
+        self._socket = context.socket(zmq.REP)
+        self._socket.linger = 0
+        self._socket.bind(ZAP_ADDRESS)
+
+    def answer(self) -> None:
+        """Answer all that was asked, without waiting. Source: ZeroMQ RFC 27."""
+        while self._socket.poll(0):
+            version, request_id, domain, _, _, mechanism, *shown = self._socket.recv_multipart()
+            is_let_in = mechanism == b"CURVE" and self._is_known(domain.decode(), shown[0])
+            status, text = (b"200", b"OK") if is_let_in else (b"400", b"unknown key")
+            self._socket.send_multipart((version, request_id, status, text, b"", b""))
+
+    def _is_known(self, domain: str, key: bytes) -> bool:
+        known = self._client_by_domain.get(domain, "")
+        return hmac.compare_digest(z85.encode(key), known.encode())
+
+    def watch(self, poller: zmq.Poller) -> None:
+        poller.register(self._socket, zmq.POLLIN)
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
 
 
 class EngineLinks:
@@ -248,24 +306,39 @@ class EngineLinks:
         *,
         front_limits: LinkLimits,
         back_limits: LinkLimits,
-        curve: Curve | None = None,
+        front_keys: ServerKeys | None = None,
+        back_keys: ServerKeys | None = None,
     ) -> None:
+        """Bind at once; keys encrypt a tcp:// socket, and hold for no other.
+
+        Raises:
+            AddressError: see `ServerLink`.
+        """
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._poller = zmq.Poller()
         self._links: list[ServerLink] = []
+        keys = {"front": front_keys, "back": back_keys}
+        self._doorman = Doorman(self._context, {k: v.client for k, v in keys.items() if v})
+        self._doorman.watch(self._poller)
         try:
-            self.front = self._open(front_address, front_limits, curve)
-            self.back = self._open(back_address, back_limits, curve)
+            self.front = self._open(front_address, front_limits, front_keys, "front")
+            self.back = self._open(back_address, back_limits, back_keys, "back")
         except BaseException:
             self.close(linger_s=0.0)
             raise
 
-    def _open(self, address: str, limits: LinkLimits, curve: Curve | None) -> ServerLink:
-        encrypts = curve if address.startswith("tcp://") else None
-        link = ServerLink(self._context, address, limits, encrypts)
+    def _open(
+        self, address: str, limits: LinkLimits, keys: ServerKeys | None, domain: str
+    ) -> ServerLink:
+        link = ServerLink(self._context, address, limits, keys, domain=domain)
         link.watch(self._poller)
         self._links.append(link)
         return link
+
+    @property
+    def num_turned_away(self) -> int:
+        """See `ServerLink`; of both sockets."""
+        return sum(link.num_turned_away for link in self._links)
 
     def wake_on(self, fd: int) -> None:
         """Let `wait` return when this descriptor is readable."""
@@ -274,11 +347,13 @@ class EngineLinks:
     def wait(self, timeout_s: float | None) -> None:
         """Sleep until something arrives on either socket, or a peer leaves, or time is up."""
         self._poller.poll(_milliseconds(timeout_s))
+        self._doorman.answer()
 
     def close(self, linger_s: float) -> None:
         """Let queued messages leave for at most `linger_s`, then end all connections."""
         for link in self._links:
             link.close(linger_s)
+        self._doorman.close()
         self._context.term()
 
 
@@ -289,8 +364,11 @@ class DealerLink:
     that whoever holds it starts anew with a hello.
     """
 
-    def __init__(self, address: str, limits: LinkLimits, *, curve_server_key: str = "") -> None:
+    def __init__(self, address: str, limits: LinkLimits, keys: ClientKeys | None = None) -> None:
         """Start to dial; the other end need not be there yet.
+
+        Args:
+            keys: of a tcp:// socket that is encrypted; no other one is then spoken to.
 
         Raises:
             AddressError: not an address.
@@ -299,11 +377,13 @@ class DealerLink:
         self.address = address
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
+        self._has_keys = keys is not None
         self._is_connected = False
         self._is_lost = False
-        prepare_dealer(self._socket, address, limits, curve_server_key)
-        self._monitor = self._socket.get_monitor_socket(_LIFE_EVENTS)
-        self._monitor.linger = 0
+        self._why_not = ""
+        """What became of the last handshake that failed."""
+        _prepare_dealer(self._socket, address, limits, keys)
+        self._monitor = _monitor_of(self._socket)
         try:
             self._socket.connect(address)
         except zmq.ZMQError as error:
@@ -321,8 +401,9 @@ class DealerLink:
             left = deadline - time.monotonic()
             if left <= 0 or self._is_lost:
                 raise LinkLost(
-                    f"nobody answers at {self.address} within {timeout_s:g} s. Is the engine "
-                    "running there, and with the same keys?"
+                    self._why_not
+                    or f"nobody answers at {self.address} within {timeout_s:g} s. Is the engine "
+                    "running there?"
                 )
             self._monitor.poll(_milliseconds(left))
             self._read_events()
@@ -386,7 +467,15 @@ class DealerLink:
         try:  # it may have come between the two looks
             return self._socket.recv(zmq.NOBLOCK)
         except zmq.Again:
-            raise LinkLost(f"the connection to {self.address} ended") from None
+            raise LinkLost(self._why_not or f"the connection to {self.address} ended") from None
+
+    @property
+    def why_not(self) -> str:
+        """Why the last handshake failed, if it was the last thing that happened; else empty.
+
+        The link may go on trying: the other end may have been about to end.
+        """
+        return self._why_not
 
     @property
     def fds(self) -> tuple[int, int]:
@@ -419,15 +508,34 @@ class DealerLink:
                 return
             event = parse_monitor_message(parts)["event"]
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._is_connected = True
-            elif event == zmq.EVENT_DISCONNECTED and self._is_connected:
-                self._is_lost = True
+                self._is_connected, self._why_not = True, ""
+            elif event == zmq.EVENT_DISCONNECTED:
+                self._is_lost = self._is_lost or self._is_connected
+            elif event in _FAILED_HANDSHAKES:
+                self._note_failed_handshake(event)
+
+    def _note_failed_handshake(self, event: int) -> None:
+        """Some failures are final: libzmq does not dial again after them."""
+        self._is_lost = event != zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+            self._why_not = f"{self.address} refuses our key: it lets others in, or was restarted"
+        elif event == zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+            self._why_not = (
+                f"{self.address} does not encrypt, and was dialled with a key"
+                if self._has_keys
+                else f"{self.address} is encrypted, and was dialled without a key"
+            )
+        elif self._has_keys:
+            self._why_not = (
+                f"{self.address} hangs up in the handshake, as an engine does whose key is another "
+                "than the one that it was dialled with"
+            )
 
     def close(self, linger_s: float = 0.0) -> None:
         """End the connection; what is queued may leave for `linger_s`. May be called twice."""
         if self._socket.closed:
             return
-        self._socket.disable_monitor()
+        self._socket.monitor(None, 0)
         self._monitor.close(linger=0)
         self._socket.close(linger=int(linger_s * 1000))
         self._context.term()
@@ -444,110 +552,42 @@ class DealerLink:
         self.close()
 
 
-class AsyncDealerLink:
-    """A dialled connection, for one asyncio loop; the same rules as `DealerLink`."""
-
-    def __init__(self, address: str, limits: LinkLimits, *, curve_server_key: str = "") -> None:
-        check_address(address)
-        self.address = address
-        self._context = zmq.asyncio.Context()
-        self._socket: zmq.asyncio.Socket = self._context.socket(zmq.DEALER)
-        prepare_dealer(self._socket, address, limits, curve_server_key)
-        self._monitor: zmq.asyncio.Socket = self._socket.get_monitor_socket(_LIFE_EVENTS)
-        self._monitor.linger = 0
-        self._connected = asyncio.Event()
-        self._lost = asyncio.Event()
-        self._watching: asyncio.Task[None] | None = None
-        try:
-            self._socket.connect(address)
-        except zmq.ZMQError as error:
-            self.close()
-            raise AddressError(f"cannot dial {address}: {error.strerror}") from error
-        self._watching = asyncio.create_task(self._watch())
-
-    async def _watch(self) -> None:
-        while not self._lost.is_set():
-            event = parse_monitor_message(await self._monitor.recv_multipart())["event"]
-            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._connected.set()
-            elif event == zmq.EVENT_DISCONNECTED and self._connected.is_set():
-                self._lost.set()
-
-    async def wait_connected(self, timeout_s: float) -> None:
-        """Wait until the other end has answered the handshake.
-
-        Raises:
-            LinkLost: nobody answered in time, or with keys that do not fit.
-        """
-        try:
-            await asyncio.wait_for(self._connected.wait(), timeout_s)
-        except TimeoutError:
-            raise LinkLost(
-                f"nobody answers at {self.address} within {timeout_s:g} s. Is the engine "
-                "running there, and with the same keys?"
-            ) from None
-
-    async def send(self, frame: bytes) -> None:
-        """Queue a frame; waits while the queue is full.
-
-        Raises:
-            LinkLost: the connection ended.
-        """
-        await self._unless_lost(asyncio.ensure_future(self._socket.send(frame)))
-
-    async def receive(self) -> bytes:
-        """The next frame.
-
-        Raises:
-            LinkLost: the connection ended, and all that came before is read.
-        """
-        return await self._unless_lost(asyncio.ensure_future(self._socket.recv()))
-
-    async def _unless_lost(self, wanted: "asyncio.Future[Result]") -> Result:
-        if wanted.done():
-            return wanted.result()
-        lost = asyncio.ensure_future(self._lost.wait())
-        either: set[asyncio.Future[Any]] = {wanted, lost}
-        try:
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-            if not wanted.done():
-                raise LinkLost(f"the connection to {self.address} ended")
-            return wanted.result()
-        finally:
-            lost.cancel()
-            wanted.cancel()
-
-    def close(self, linger_s: float = 0.0) -> None:
-        """End the connection; what is queued may leave for `linger_s`. May be called twice."""
-        if self._socket.closed:
-            return
-        if self._watching is not None:
-            self._watching.cancel()
-        self._socket.disable_monitor()
-        self._monitor.close(linger=0)
-        self._socket.close(linger=int(linger_s * 1000))
-        self._context.term()
+_FAILED_HANDSHAKES = (
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH,
+)
 
 
-_LIFE_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+def _monitor_of(socket: "zmq.Socket[bytes]") -> "zmq.Socket[bytes]":
+    """What tells of a socket's handshakes and ended connections, however many at once.
+
+    With a bound on what waits here, libzmq's I/O thread would stop in the middle of a flood of
+    connections until somebody reads.
+    """
+    events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+    for event in _FAILED_HANDSHAKES:
+        events |= event
+    address = f"inproc://monitor-{socket.fileno()}"
+    socket.monitor(address, events)
+    monitor: zmq.Socket[bytes] = socket.context.socket(zmq.PAIR)
+    monitor.linger = monitor.rcvhwm = 0
+    monitor.connect(address)
+    return monitor
 
 
-def prepare_dealer(
-    socket: "zmq.Socket[bytes] | zmq.asyncio.Socket",
-    address: str,
-    limits: LinkLimits,
-    curve_server_key: str,
+def _prepare_dealer(
+    socket: "zmq.Socket[bytes]", address: str, limits: LinkLimits, keys: ClientKeys | None
 ) -> None:
     """Set a DEALER's bounds and, for an encrypted engine, its keys."""
-    _apply(socket, address, limits)  # type: ignore[arg-type]  # same options on both kinds
-    _allow_ipv6(socket, address)  # type: ignore[arg-type]
+    _apply(socket, address, limits)
+    _allow_ipv6(socket, address)
     socket.reconnect_ivl = 50
     socket.reconnect_ivl_max = 1000
-    if curve_server_key and address.startswith("tcp://"):
-        own = Curve.fresh()
-        socket.curve_serverkey = curve_server_key.encode()
-        socket.curve_publickey = own.public.encode()
-        socket.curve_secretkey = own.secret.encode()
+    if keys is not None and address.startswith("tcp://"):
+        socket.curve_serverkey = keys.server.encode()
+        socket.curve_publickey = keys.public.encode()
+        socket.curve_secretkey = keys.secret.encode()
 
 
 def _milliseconds(timeout_s: float | None) -> int | None:

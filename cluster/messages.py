@@ -190,6 +190,9 @@ class Totals(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Most blocks of one group that were held at once."""
     num_dropped: int = 0
     """Messages that were unreadable, too large, or from strangers."""
+    num_turned_away: int = 0
+    """Connections that ended before they had shown who they were: without the keys of an
+    encrypted socket, not of ZeroMQ, or silent."""
     num_cut_clients: int = 0
     """Clients cut off because they vanished or read too slowly."""
 
@@ -320,10 +323,59 @@ class RankCapacity(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How K/V are held: float32, bfloat16, float16 or int8"""
 
 
+class NodeFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What must be alike on all nodes of a group."""
+
+    node: str
+    """The host's name"""
+    python: str = ""
+    ray: str = ""
+    torch: str = ""
+    stoker: str = ""
+    model_digest: str = ""
+    model_problem: str = ""
+    """Why there is no digest"""
+
+
+class WorkerGreeting(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="worker_greeting"
+):
+    """The first message of a worker, before it loads anything."""
+
+    protocol: int
+    engine_id: str
+    key: str
+    """The secret of this engine, from the launch spec; strangers do not have it."""
+    group: int
+    epoch: int
+    rank: int
+    facts: NodeFacts
+
+
+class MayLoad(Struct, frozen=True, tag_field="type", tag="may_load"):
+    """All ranks of the group have greeted, and are alike."""
+
+
+class RankPhase(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="rank_phase"
+):
+    """How far the start of a rank is; from a worker to the engine, and on to the supervisor."""
+
+    group: int
+    epoch: int
+    rank: int
+    node: str = ""
+    phase: str
+    """`meet` (the other ranks), `load` (weights), `profile` (the largest step), `allocate` (K/V)"""
+    done: int = 0
+    """Bytes of the checkpoint that it has been through"""
+    total: int = 0
+
+
 class WorkerHello(
     Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="worker_hello"
 ):
-    """The first message of a worker, when its weights are loaded."""
+    """A worker has loaded its weights."""
 
     protocol: int
     engine_id: str
@@ -464,7 +516,9 @@ ToClient: TypeAlias = (
     | StepNews
 )
 ToEngine: TypeAlias = (
-    WorkerHello
+    WorkerGreeting
+    | RankPhase
+    | WorkerHello
     | WorkerReady
     | WorkerFailed
     | StepResult
@@ -473,4 +527,14 @@ ToEngine: TypeAlias = (
     | StartPhases
     | Shutdown
 )
-FromEngine: TypeAlias = PoolSize | StepPlan | Stop | Refusal | StartGroup | GroupReady | GroupLost
+FromEngine: TypeAlias = (
+    MayLoad
+    | PoolSize
+    | StepPlan
+    | Stop
+    | Refusal
+    | StartGroup
+    | RankPhase
+    | GroupReady
+    | GroupLost
+)

@@ -137,6 +137,11 @@ ENGINE: Sequence[Family] = (
         "messages_dropped",
         "Messages to the engine that were unreadable, too large, or from strangers.",
     ),
+    _counter(
+        "connections_turned_away",
+        "Connections to the engine that ended before they had shown who they were: without the "
+        "keys of an encrypted socket, not of ZeroMQ, or silent.",
+    ),
     _counter("clients_cut_off", "Clients that vanished or read too slowly."),
     _counter(
         "metric_errors", "Measurements that failed or were impossible, such as a negative time."

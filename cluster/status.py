@@ -20,6 +20,7 @@ def build_status(
     stats: SchedulerStats | None,
     desk: FrontDesk,
     num_dropped: int,
+    num_turned_away: int,
     now: float,
 ) -> Status:
     """How everything is; `stats` is None until the first group is ready."""
@@ -36,7 +37,7 @@ def build_status(
             _group_status(group, lanes.get(group.group), by_group.get(group.group), now)
             for group in groups
         ),
-        totals=_totals(stats, desk, num_dropped),
+        totals=_totals(stats, desk, num_dropped, num_turned_away),
     )
 
 
@@ -66,9 +67,15 @@ def _group_status(
     )
 
 
-def _totals(stats: SchedulerStats | None, desk: FrontDesk, num_dropped: int) -> Totals:
+def _totals(
+    stats: SchedulerStats | None, desk: FrontDesk, num_dropped: int, num_turned_away: int
+) -> Totals:
     if stats is None:
-        return Totals(num_dropped=num_dropped, num_cut_clients=desk.clients.num_cut)
+        return Totals(
+            num_dropped=num_dropped,
+            num_turned_away=num_turned_away,
+            num_cut_clients=desk.clients.num_cut,
+        )
     return Totals(
         num_requests=stats.accepted,
         num_rejected=sum(stats.refused.values()),
@@ -84,5 +91,6 @@ def _totals(stats: SchedulerStats | None, desk: FrontDesk, num_dropped: int) -> 
         num_preemptions=stats.preemptions,
         peak_used_blocks=max((group.peak_blocks for group in stats.groups), default=0),
         num_dropped=num_dropped,
+        num_turned_away=num_turned_away,
         num_cut_clients=desk.clients.num_cut,
     )

@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 
 import msgspec
 
@@ -30,6 +31,7 @@ from cluster.backend_thread import (
 )
 from cluster.child_process import ChildProcess
 from cluster.errors import ClusterLost, LinkLost, StartFailed, StartInterrupted
+from cluster.keys import remove_key_file, write_key_file
 from cluster.launch_plan import LaunchPlan
 from cluster.links import DealerLink, LinkLimits
 from cluster.logs import EventLog
@@ -99,8 +101,11 @@ class Supervisor:
         self._wake = WakePipe()
         self._unsent: list[ToEngine] = []
         """For the engine, before it listens."""
+        self._engine: ChildProcess | None = None
+        self._host = ""
+        """Of this machine, as the backend says when it is open; empty: workers are here too."""
         self._link: DealerLink | None = None
-        self._metrics_dir = ""
+        self._metrics_dir = self._key_file = ""
         self._listens: EngineListens | None = None
         self._ready: set[int] = set()
         self._lost: set[int] = set()
@@ -135,17 +140,35 @@ class Supervisor:
         self._metrics_dir = str(folder.path / "metrics")
         (folder.path / "metrics").mkdir()
         front = self._config.front_address or folder.address("front")
-        back = self._config.back_address or folder.address("back")
+        self._write_key_file(front, folder.path / "key", parts)
         self._hands = BackendThread(self._make_backend(self._tell), self._tell)
         parts.callback(self._end_backend)
         if self._api is not None:
             parts.callback(self._api.end, self._config.stop_timeout_s)
-        self._engine = ChildProcess(self._engine_command, self._plan.engine(front, back))
-        parts.callback(self._end_engine)
         self._hands.open(self._config.start_timeout_s)
         self._start_clock.parts_launched(time.monotonic())
+        back = self._config.back_address or self._back_address(folder)
+        self._engine = ChildProcess(self._engine_command, self._plan.engine(front, back))
+        parts.callback(self._end_engine, self._engine)
         if back.startswith("ipc://"):
             self._start_all_groups(back)  # they may dial before the engine listens
+
+    def _back_address(self, folder: PrivateFolder) -> str:
+        """Where workers dial: a socket file, or this host as the Ray that others share knows it."""
+        if not self._config.ray_address:
+            return folder.address("back")
+        while not self._host:
+            self._turn(self._began + self._config.start_timeout_s)
+        return _tcp_address(self._host, 0)  # any free one
+
+    def _write_key_file(self, front_address: str, default: Path, parts: ExitStack) -> None:
+        keys = self._plan.front_keys
+        if keys is None or not front_address.startswith("tcp://"):
+            return
+        path = Path(self._config.key_file or default).absolute()
+        write_key_file(path, keys.client)
+        parts.callback(remove_key_file, path, keys.client)
+        self._key_file = str(path)
 
     def _start_all_groups(self, back_address: str) -> None:
         for group in range(self._config.num_groups):
@@ -159,11 +182,11 @@ class Supervisor:
         stages, ranks = config.pipeline_parallel_size, config.tensor_parallel_size
         self._hands.start(group, epoch, stages, ranks, launches, config.start_timeout_s)
 
-    def _engine_listens(self, line: bytes) -> None:
+    def _engine_listens(self, engine: ChildProcess) -> None:
         try:
-            listens = read_engine_line(line)
+            listens = read_engine_line(engine.read_line())
         except msgspec.DecodeError:
-            how = self._engine.how_it_ended()
+            how = engine.how_it_ended()
             raise StartFailed(f"the engine process ended at once: {how}") from None
         if not isinstance(listens, EngineListens):
             raise StartFailed(listens.message)
@@ -174,7 +197,7 @@ class Supervisor:
             LinkLimits(
                 max_message_bytes=FROM_ENGINE.max_bytes, peer_timeout_s=self._config.peer_timeout_s
             ),
-            curve_server_key=self._plan.server_key,
+            None if self._plan.back_keys is None else self._plan.back_keys.client,
         )
         hello = SupervisorHello(
             protocol=PROTOCOL_VERSION, engine_id=self._plan.engine_id, key=self._plan.key
@@ -183,9 +206,7 @@ class Supervisor:
             self._link.send(TO_ENGINE.encode(message))
         self._unsent.clear()
         if self._api is not None:
-            self._api.start(
-                listens.front_address, self._plan.server_key, metrics_dir=self._metrics_dir
-            )
+            self._api.start(listens.front_address, self._key_file, metrics_dir=self._metrics_dir)
         if not listens.back_address.startswith("ipc://"):
             self._start_all_groups(listens.back_address)
 
@@ -206,8 +227,9 @@ class Supervisor:
         if self._parent_fd in ready and not os.read(self._parent_fd or 0, 4096):
             self._parent_fd = None
             self._asked("the process that started it has ended")
-        if self._listens is None and self._engine.line_fd in ready:
-            self._engine_listens(self._engine.read_line())
+        engine = self._engine
+        if engine is not None and self._listens is None and engine.line_fd in ready:
+            self._engine_listens(engine)
         self._read_link()
         self._wake.clear()
         while not self._inbox.empty():
@@ -215,8 +237,8 @@ class Supervisor:
         if self._api is not None and not self._is_ending:
             self._api.look(ready)
             self._may_be_up()
-        if self._engine.end_fd in ready and not self._is_ending:
-            raise self._failure(f"the engine process ended: {self._engine.how_it_ended()}")
+        if engine is not None and engine.end_fd in ready and not self._is_ending:
+            raise self._failure(f"the engine process ended: {engine.how_it_ended()}")
         if deadline is not None and time.monotonic() >= deadline and not self._is_ending:
             raise StartFailed(
                 f"not ready within start_timeout_s={self._config.start_timeout_s:g}: "
@@ -230,10 +252,12 @@ class Supervisor:
         return "the groups are ready, but not every API server takes connections"
 
     def _wait(self, timeout_s: float | None) -> set[int]:
-        fds = [self._signals.fd, self._wake.fd, self._engine.end_fd]
+        fds = [self._signals.fd, self._wake.fd]
+        if self._engine is not None:
+            fds.append(self._engine.end_fd)
         if self._parent_fd is not None:
             fds.append(self._parent_fd)
-        if self._listens is None:
+        if self._listens is None and self._engine is not None:
             fds.append(self._engine.line_fd)
         if self._api is not None and not self._is_ending:
             fds += self._api.fds
@@ -262,7 +286,8 @@ class Supervisor:
 
     def _take(self, happening: Happening) -> None:
         match happening:
-            case BackendOpened(seconds=seconds):
+            case BackendOpened(seconds=seconds, host=host):
+                self._host = host
                 self._start_clock.backend_opened(time.monotonic())
                 self._note("backend_open", seconds=seconds)
             case GroupStarted(group=group, epoch=epoch, seconds=seconds):
@@ -357,7 +382,7 @@ class Supervisor:
                 front_address=self._listens.front_address,
                 engine_id=self._plan.engine_id,
                 model=self._plan.model,
-                server_key=self._plan.server_key,
+                key_file=self._key_file,
                 http_address="" if self._api is None else self._api.url,
             )
         )
@@ -378,7 +403,7 @@ class Supervisor:
 
     # --- end ---
 
-    def _end_engine(self) -> None:
+    def _end_engine(self, engine: ChildProcess) -> None:
         """Let it tell clients and workers, and end; then make it end."""
         self._is_ending = True
         began = time.monotonic()
@@ -386,20 +411,25 @@ class Supervisor:
         deadline = began + drain_s + self._config.stop_timeout_s
         if self._link is not None:
             self._send(Shutdown(drain_s=drain_s, message=self._stop_reason or "the cluster ends"))
-            while not self._has_engine_ended() and time.monotonic() < deadline:
+            while not _has_ended(engine) and time.monotonic() < deadline:
                 self._turn(deadline)
-        self._engine.ask_to_end()
-        was_killed = self._engine.close(KILL_WAIT_S)
+        engine.ask_to_end()
+        was_killed = engine.close(KILL_WAIT_S)
         if self._link is not None:
             self._link.close()
             self._link = None
         self._log.info("engine_ended", seconds=time.monotonic() - began, was_killed=was_killed)
-
-    def _has_engine_ended(self) -> bool:
-        return bool(select.select([self._engine.end_fd], (), (), 0.0)[0])
 
     def _end_backend(self) -> None:
         self._is_ending = True
         began = time.monotonic()
         self.is_stuck = not self._hands.close(self._config.stop_timeout_s, BACKEND_PATIENCE_S)
         self._log.info("workers_ended", seconds=time.monotonic() - began, is_stuck=self.is_stuck)
+
+
+def _has_ended(process: ChildProcess) -> bool:
+    return bool(select.select([process.end_fd], (), (), 0.0)[0])
+
+
+def _tcp_address(host: str, port: int) -> str:
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"

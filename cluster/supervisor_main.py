@@ -19,11 +19,11 @@ import psutil
 from cluster.announcements import ClusterFailed, ClusterReady, announce
 from cluster.api_servers import ApiServers
 from cluster.backend import Backend, Report
-from cluster.config import EngineConfig, decode_config, has_gpu
+from cluster.config import EngineConfig, decode_config, has_gpu, own_environment_for_workers
 from cluster.errors import AddressError, ClusterLost, ModelError, StartFailed, StartInterrupted
 from cluster.http_config import HttpConfig
 from cluster.launch_plan import LaunchPlan
-from cluster.links import Curve
+from cluster.links import fresh_keys, is_loopback, is_wildcard
 from cluster.listener import Listener
 from cluster.local_backend import LocalBackend
 from cluster.logs import EventLog, show_events
@@ -43,6 +43,16 @@ CANNOT_START = (ConfigError, ModelError, AddressError, StartFailed, StartInterru
 OPEN_TO_ALL = (
     "everybody who reaches this address can use the model: set api_keys (--api-key, "
     "STOKER_API_KEY), or serve at loopback (--host 127.0.0.1)"
+)
+
+PLAIN_FRONT = (
+    "everybody who reaches front_address={address} can use the model and read what others ask it: "
+    "leave encrypt on, or listen at loopback (tcp://127.0.0.1:PORT) or at an ipc:// path"
+)
+
+FRONT_EVERYWHERE = (
+    "front_address={address} listens on every network of this machine. Give the one address that "
+    "clients dial, unless all of them are meant"
 )
 
 PlanMaker: TypeAlias = Callable[[EngineConfig, EventLog], LaunchPlan]
@@ -97,6 +107,7 @@ def run_cluster(
     """
     show_events("supervisor", config.log_level)
     log = EventLog("supervisor")
+    warn_of_open_sockets(config, log)
     plan = (make_plan or plan_launch)(config, log)
     choose = make_backend or backend_of
     signals = SignalPipe((signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
@@ -133,6 +144,18 @@ def open_http(http: HttpConfig, config: EngineConfig, log: EventLog) -> ApiServe
     return ApiServers(http, listener, drain_s=config.drain_s, log_level=config.log_level, log=log)
 
 
+def warn_of_open_sockets(config: EngineConfig, log: EventLog) -> None:
+    """Say loudly what an explicit setting opens to more than one should think."""
+    address = config.front_address
+    if not address.startswith("tcp://") or is_loopback(address):
+        return
+    texts = [FRONT_EVERYWHERE] if is_wildcard(address) else []
+    texts += [] if config.encrypt else [PLAIN_FRONT]
+    for text in texts:
+        log.warning("front_socket_open", remedy=text.format(address=address))
+        print(f"stoker: warning: {text.format(address=address)}", file=sys.stderr)
+
+
 def end_with_descendants() -> None:
     """Kill every process that this one started, directly or not, and end at once."""
     for process in psutil.Process().children(recursive=True):
@@ -161,7 +184,8 @@ def plan_launch(config: EngineConfig, log: EventLog) -> LaunchPlan:
         engine_id=secrets.token_hex(4),
         key=secrets.token_urlsafe(32),
         cores=tuple(sorted(os.sched_getaffinity(0))),
-        curve=Curve.fresh() if resolved.encrypt else None,
+        front_keys=fresh_keys() if resolved.encrypt else None,
+        back_keys=fresh_keys() if resolved.encrypt else None,
     )
 
 
@@ -179,6 +203,8 @@ def backend_of(plan: LaunchPlan, report: Report, log: EventLog) -> Backend:
         log=log,
         address=config.ray_address,
         uses_gpus=config.device == "cuda",
+        environment=own_environment_for_workers(config.worker_env) if config.ray_address else {},
+        patience_s=config.room_timeout_s if config.ray_address else 0.0,
     )
 
 

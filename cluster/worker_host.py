@@ -9,23 +9,29 @@ import socket
 import time
 import traceback
 from collections.abc import Callable
-from typing import Protocol
+from pathlib import Path
+from typing import Protocol, TypeVar
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from cluster.backend import WorkerLaunch
+from cluster.doctor.alike import node_facts
 from cluster.errors import LinkLost, WireError
 from cluster.links import DealerLink, LinkLimits
 from cluster.logs import EventLog
 from cluster.messages import (
     FromEngine,
+    MayLoad,
     PoolSize,
     RankCapacity,
+    RankPhase,
     Refusal,
     Stop,
     ToEngine,
     WorkerFailed,
+    WorkerGreeting,
     WorkerHello,
     WorkerReady,
 )
@@ -34,6 +40,11 @@ from scheduler.plan import StepPlan, StepResult
 
 LAST_WORDS_S = 2.0
 """How long the message that explains a failure may take to leave."""
+
+TELL_EVERY_S = 1.0
+"""How often the engine is told how much was read."""
+
+Expected = TypeVar("Expected")
 
 EXIT_DONE, EXIT_FAILED, EXIT_NO_ENGINE = 0, 1, 3
 
@@ -53,7 +64,9 @@ class Step(Protocol):
 class Runner(Protocol):
     """What `worker.runner.ModelRunner` does, as the host sees it."""
 
-    def load(self) -> None: ...
+    def load(self, report: Callable[[int, int], None]) -> None:
+        """`report` is told now and then how many bytes were read, and of how many."""
+        ...
 
     def measure(self) -> Struct:
         """Something with the fields of `RankCapacity`."""
@@ -85,8 +98,19 @@ class WorkerHost:
         log: EventLog,
         *,
         began: float | None = None,
+        find_model: Callable[[str], Path] = Path,
+        node: str = "",
     ) -> None:
-        """`began`: when this process did, or was told to be this rank; monotonic. None: now."""
+        """Nothing is loaded yet.
+
+        Args:
+            began: when this process did, or was told to be this rank; monotonic. None: now.
+            find_model: where the model of the launch lies on this node.
+            node: what a user knows this node by, if not by its host name.
+        """
+        self._find_model = find_model
+        self._node = node or socket.gethostname()
+        self._told_at = 0.0
         self._began = time.monotonic() if began is None else began
         self._launch = launch
         self._build = build
@@ -98,7 +122,7 @@ class WorkerHost:
             LinkLimits(
                 max_message_bytes=FROM_ENGINE.max_bytes, peer_timeout_s=launch.engine_timeout_s
             ),
-            curve_server_key=launch.curve_server_key,
+            launch.link_keys,
         )
 
     def run(self) -> int:
@@ -123,10 +147,17 @@ class WorkerHost:
 
     def _start(self) -> None:
         start_s: dict[str, float] = {}
-        runner = self._runner = self._build(self._launch)
+        model_dir = self._find_model(self._launch.runner.model_dir)
+        self._greet(model_dir)
+        spec = replace(self._launch.runner, model_dir=str(model_dir))
+        runner = self._runner = self._build(replace(self._launch, runner=spec))
+        self._link.wait_connected(self._launch.connect_timeout_s)
+        self._expect(MayLoad)
         self._phase_ended("import", start_s)
-        runner.load()
+        self._tell_phase("load")
+        runner.load(self._has_read)
         self._phase_ended("load", start_s)
+        self._tell_phase("profile")
         capacity = msgspec.convert(runner.measure(), RankCapacity, from_attributes=True)
         self._phase_ended("profile", start_s)
         self._log.info(
@@ -139,14 +170,54 @@ class WorkerHost:
             num_blocks=capacity.num_blocks,
             device=capacity.device,
         )
-        self._link.wait_connected(self._launch.connect_timeout_s)
         self._send(self._hello(capacity, start_s))
-        pool = self._next()
-        if not isinstance(pool, PoolSize):
-            raise WireError(f"expected the pool's size, got {type(pool).__name__}")
+        pool = self._expect(PoolSize)
+        self._tell_phase("allocate")
         runner.allocate(pool.num_blocks)
         self._send(WorkerReady())
         self._log.info("worker_ready", num_blocks=pool.num_blocks)
+
+    def _greet(self, model_dir: Path) -> None:
+        """Be known to the engine before anything takes time, and be compared with the others."""
+        launch = self._launch
+        self._send(
+            WorkerGreeting(
+                protocol=PROTOCOL_VERSION,
+                engine_id=launch.engine_id,
+                key=launch.key,
+                group=launch.group,
+                epoch=launch.epoch,
+                rank=launch.rank,
+                facts=node_facts(self._node, model_dir),
+            )
+        )
+        self._tell_phase("meet")
+
+    def _tell_phase(self, phase: str, done: int = 0, total: int = 0) -> None:
+        launch = self._launch
+        self._told_at = time.monotonic()
+        self._send(
+            RankPhase(
+                group=launch.group,
+                epoch=launch.epoch,
+                rank=launch.rank,
+                node=self._node,
+                phase=phase,
+                done=done,
+                total=total,
+            )
+        )
+
+    def _has_read(self, done: int, total: int) -> None:
+        if time.monotonic() - self._told_at >= TELL_EVERY_S:
+            self._tell_phase("load", done, total)
+
+    def _expect(self, kind: type[Expected]) -> Expected:
+        """The engine's next message, which must be of one kind."""
+        message = self._next()
+        if not isinstance(message, kind):
+            raise WireError(f"expected a {kind.__name__}, got {type(message).__name__}")
+        return message
 
     def _phase_ended(self, name: str, start_s: dict[str, float]) -> None:
         """Add a phase of the start: what has passed since the one before."""

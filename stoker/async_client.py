@@ -5,6 +5,7 @@ import contextlib
 import weakref
 from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from os import PathLike
 from time import monotonic
 from types import TracebackType
 from typing import TypeVar
@@ -20,6 +21,7 @@ from stoker.batch import BatchQueue
 from stoker.outputs import Piece, RequestOutput
 from stoker.prompts import Chat, chat_draft, chat_drafts, prompt_drafts
 from stoker.reader import PieceReader, request_output
+from stoker.running import key_file_for
 
 Answer = TypeVar("Answer")
 
@@ -160,14 +162,14 @@ class AsyncClient:
         *,
         connect_timeout_s: float = 10.0,
         label: str = "",
-        server_key: str = "",
+        key_file: str | PathLike[str] | None = None,
         seed: int | None = None,
     ) -> None:
         config = ClientConfig(
             address=address,
             connect_timeout_s=connect_timeout_s,
             label=label,
-            server_key=server_key,
+            key_file=key_file_for(address, key_file),
         )
         self._engine = EngineClient(config, draw_seed=seeds_from(seed))
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="stoker-async-client")

@@ -114,10 +114,18 @@ def _for_serve(parser: argparse.ArgumentParser) -> None:
     _add_model(parser)
     add_http_arguments(parser)
     _add_settings(parser)
+    parser.add_argument(
+        "--address",
+        dest="ray_address",
+        metavar="ADDRESS",
+        default=argparse.SUPPRESS,
+        help="another name of --ray-address: `auto` is the Ray of this machine",
+    )
 
 
 def _for_status(parser: argparse.ArgumentParser) -> None:
     _add_address(parser, "of its front socket; default: the clusters running for this user")
+    parser.add_argument("--key-file", metavar="FILE", help="its key file, if it is encrypted")
     parser.add_argument("--json", action="store_true", help="JSON instead of tables")
     parser.add_argument(
         "--timeout", type=float, default=5.0, metavar="X", help="seconds to wait for an answer"
@@ -192,9 +200,6 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 def _add_address(parser: argparse.ArgumentParser, text: str) -> None:
     parser.add_argument("--address", metavar="ADDRESS", help=f"{text} (tcp://… or ipc://…)")
-    parser.add_argument(
-        "--server-key", metavar="KEY", default="", help="its public key, if it encrypts"
-    )
 
 
 def _add_sampling(parser: argparse.ArgumentParser, *, max_tokens: int) -> None:
@@ -208,12 +213,13 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
 
     add_arguments(parser)
     parser.add_argument(
+        "--groups",
         "--data-parallel-size",
         dest="num_groups",
         type=int,
         metavar="N",
         default=argparse.SUPPRESS,
-        help="another name of --num-groups",
+        help="other names of --num-groups",
     )
 
 

@@ -5,6 +5,7 @@ Loads neither torch nor ray nor transformers, and needs no model directory.
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from os import PathLike
 from queue import Empty, SimpleQueue
 from time import monotonic
 from types import TracebackType
@@ -20,6 +21,7 @@ from stoker.batch import BatchQueue
 from stoker.outputs import Piece, RequestOutput
 from stoker.prompts import Chat, chat_draft, chat_drafts, prompt_drafts
 from stoker.reader import PieceReader, request_output
+from stoker.running import key_file_for
 
 OnAnswer = Callable[[RequestOutput], None]
 """Told of each answer of a batch when it is there, in the order of their ends."""
@@ -105,7 +107,8 @@ class Client:
         address: of the engine's front socket, as `stoker serve` prints it: tcp://HOST:PORT or
             ipc://PATH.
         connect_timeout_s: longest wait for an engine that is ready, at each call.
-        server_key: the engine's public CURVE key, if it encrypts.
+        key_file: of an encrypted tcp:// address, as `stoker serve` names it. None: that of
+            this user's cluster there, if it runs on this machine; else STOKER_KEY_FILE's.
         seed: where the seeds of requests without one come from; None: from the system's chance.
     Raises:
         AddressError: the address cannot be dialled.
@@ -117,14 +120,14 @@ class Client:
         *,
         connect_timeout_s: float = 10.0,
         label: str = "",
-        server_key: str = "",
+        key_file: str | PathLike[str] | None = None,
         seed: int | None = None,
     ) -> None:
         config = ClientConfig(
             address=address,
             connect_timeout_s=connect_timeout_s,
             label=label,
-            server_key=server_key,
+            key_file=key_file_for(address, key_file),
         )
         self._engine = EngineClient(config, draw_seed=seeds_from(seed))
         # Also closes a client that is dropped, and at the interpreter's end.

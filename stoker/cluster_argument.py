@@ -16,7 +16,7 @@ def cluster_of(arguments: argparse.Namespace) -> Iterator[Client]:
         with Client(
             arguments.address,
             connect_timeout_s=CONNECT_TIMEOUT_S,
-            server_key=arguments.server_key,
+            key_file=vars(arguments).get("key_file"),
         ) as client:
             yield client
         return

@@ -76,14 +76,19 @@ class LLM:
             ready = cluster.wait_ready()
         try:
             self._client = Client(
-                ready.front_address, seed=seed, label="LLM", server_key=ready.server_key
+                ready.front_address, seed=seed, label="LLM", key_file=ready.key_file
             )
         except BaseException:
             cluster.end()
             raise
-        self._cluster = cluster
+        self._cluster, self._key_file = cluster, ready.key_file
         # Also at the interpreter's end, and if nobody holds this any more.
         self._closer = weakref.finalize(self, _close, self._client, cluster)
+
+    @property
+    def key_file(self) -> str:
+        """What another client of an encrypted tcp:// address needs; empty: nothing."""
+        return self._key_file
 
     @property
     def client(self) -> Client:

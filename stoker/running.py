@@ -24,8 +24,8 @@ class RunningCluster:
     address: str
     model: str
     pid: int
-    server_key: str = ""
-    """Its public key, if it encrypts."""
+    key_file: str = ""
+    """What clients need, if it encrypts."""
     http_address: str = ""
     """Of its HTTP routes, if it serves any."""
 
@@ -40,7 +40,7 @@ def announced(
     model: str,
     folder: Path | None = None,
     *,
-    server_key: str = "",
+    key_file: str = "",
     http_address: str = "",
 ) -> Iterator[None]:
     """Let others of this user find a cluster that lives as long as the block."""
@@ -49,7 +49,7 @@ def announced(
         address=address,
         model=model,
         pid=os.getpid(),
-        server_key=server_key,
+        key_file=key_file,
         http_address=http_address,
     )
     place.mkdir(mode=0o700, exist_ok=True)
@@ -84,6 +84,19 @@ def running_clusters(folder: Path | None = None) -> list[RunningCluster]:
         else:
             path.unlink(missing_ok=True)
     return found
+
+
+def key_file_for(address: str, given: str | os.PathLike[str] | None = None) -> str:
+    """The key file to dial an address with: the given one, that of the user's own cluster there,
+    or the environment's. Empty: none is known, or none is needed."""
+    if given is not None:
+        return os.fspath(given)
+    if not address.startswith("tcp://"):
+        return ""
+    from cluster.config import key_file_from_environment
+
+    own = {cluster.address: cluster.key_file for cluster in running_clusters()}
+    return own[address] if address in own else key_file_from_environment()
 
 
 def _is_private(folder: Path) -> bool:

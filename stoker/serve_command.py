@@ -31,7 +31,7 @@ def serve(arguments: argparse.Namespace, run: Callable[..., None] = run_cluster)
                 announced(
                     ready.front_address,
                     ready.model,
-                    server_key=ready.server_key,
+                    key_file=ready.key_file,
                     http_address=ready.http_address,
                 )
             )
@@ -49,8 +49,8 @@ def serve(arguments: argparse.Namespace, run: Callable[..., None] = run_cluster)
 
 
 def _greeting(ready: ClusterReady) -> str:
-    key = f', server_key="{ready.server_key}"' if ready.server_key else ""
-    option = f" --server-key '{ready.server_key}'" if ready.server_key else ""
+    key = f', key_file="{ready.key_file}"' if ready.key_file else ""
+    option = f" --key-file {ready.key_file}" if ready.key_file else ""
     http = f" at {ready.http_address}" if ready.http_address else ""
     return (
         f"stoker: serving {ready.model}{http}; dial it with "

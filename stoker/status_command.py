@@ -15,20 +15,17 @@ from stoker.running import running_clusters
 def status(arguments: argparse.Namespace) -> int:
     """Ask the cluster at `--address`, or each one of this user; fails if one does not answer."""
     running = {cluster.address: cluster for cluster in running_clusters()}
-    if arguments.address:
-        keys = {arguments.address: arguments.server_key}
-    else:
-        keys = {address: cluster.server_key for address, cluster in running.items()}
-    if not keys:
+    addresses = [arguments.address] if arguments.address else list(running)
+    if not addresses:
         print(
             "stoker: no running cluster was found for this user; name one with --address",
             file=sys.stderr,
         )
         return EXIT_FAILED
     found: dict[str, Status] = {}
-    for address, key in keys.items():
+    for address in addresses:
         try:
-            with Client(address, label="status", server_key=key) as client:
+            with Client(address, label="status", key_file=arguments.key_file) as client:
                 found[address] = client.status(arguments.timeout)
         except RequestError as error:
             print(f"stoker: error: {error}", file=sys.stderr)
@@ -38,7 +35,7 @@ def status(arguments: argparse.Namespace) -> int:
         for address, answer in found.items():
             http = running[address].http_address if address in running else ""
             print_status(address, answer, http)
-    return EXIT_OK if len(found) == len(keys) else EXIT_FAILED
+    return EXIT_OK if len(found) == len(addresses) else EXIT_FAILED
 
 
 def print_status(address: str, status: Status, http_address: str = "") -> None:

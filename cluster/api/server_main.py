@@ -60,7 +60,7 @@ async def serve(launch: ApiServerLaunch) -> None:
         ClientConfig(
             address=launch.front_address,
             label=f"api server {launch.number}",
-            server_key=launch.server_key,
+            key_file=launch.key_file,
         )
     )
     pool = TokenizerPool(launch.http.encode_threads)

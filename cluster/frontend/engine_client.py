@@ -9,16 +9,16 @@ work as soon as an engine listens.
 import contextlib
 import itertools
 import os
-import re
 import threading
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from random import Random, SystemRandom
 
-from cluster.errors import AddressError, LinkLost, WireError
+from cluster.errors import AddressError, KeyFileError, LinkLost, WireError
 from cluster.frontend.draft import (
     Draft,
     Prompt,
@@ -37,6 +37,7 @@ from cluster.frontend.errors import (
 from cluster.frontend.requests import LiveRequest, Watcher
 from cluster.frontend.session import BadMessage, FrontSession, StatusTicket
 from cluster.frontend.tokenizer import Tokenizer
+from cluster.keys import read_key_file
 from cluster.links import DealerLink, LinkLimits, check_address
 from cluster.logs import EventLog
 from cluster.messages import FromClient, GenerationDefaults, ServerInfo, Status, ToClient
@@ -63,8 +64,19 @@ class ClientConfig:
     shortest_redial_s: float = 0.05
     longest_redial_s: float = 1.0
     """Pauses between attempts to connect; each is twice the one before."""
-    server_key: str = ""
-    """The engine's public CURVE key (Z85); empty: plain."""
+    key_file: str = ""
+    """Of an encrypted engine; read whenever it is dialled, since a new start has new keys."""
+
+    def dial(self) -> DealerLink:
+        """A new connection.
+
+        Raises:
+            KeyFileError: the key file cannot be read now.
+            AddressError: the address cannot be dialled.
+        """
+        is_encrypted = self.key_file and self.address.startswith("tcp://")
+        keys = read_key_file(Path(self.key_file)) if is_encrypted else None
+        return DealerLink(self.address, LinkLimits(max_message_bytes=TO_CLIENT.max_bytes), keys)
 
 
 def seeds_from(seed: int | None) -> Callable[[], int]:
@@ -89,7 +101,6 @@ class EngineClient:
         draw_seed: Callable[[], int] | None = None,
     ) -> None:
         check_address(config.address)
-        check_key(config.server_key)
         self.config = config
         self.lock = threading.RLock()
         """Held by whoever reads a `LiveRequest` that is not done."""
@@ -276,7 +287,11 @@ class EngineClient:
 
     def _unreachable(self, limit_s: float) -> Exception:
         return unreachable(
-            self.config.address, limit_s, news=self._session.news, last_loss=self._last_loss
+            self.config.address,
+            limit_s,
+            news=self._session.news,
+            last_loss=self._last_loss,
+            key_file=self.config.key_file,
         )
 
     def _fetch_tokenizer(self, digest: str) -> Tokenizer:
@@ -330,8 +345,10 @@ class EngineClient:
 
     def _serve_one_connection(self) -> bool:
         """Exchange messages until the connection or the client ends; True if it was of use."""
-        limits = LinkLimits(max_message_bytes=TO_CLIENT.max_bytes)
-        link = DealerLink(self.config.address, limits, curve_server_key=self.config.server_key)
+        try:
+            link = self.config.dial()
+        except KeyFileError as error:  # there may be one again when there is an engine again
+            return self._lose(error)
         try:
             for hello in self._session.hello():
                 link.send(FROM_CLIENT.encode(hello))
@@ -350,6 +367,8 @@ class EngineClient:
         is_last = self._is_closing.is_set()
         while (frame := link.take()) is not None:
             self._take(TO_CLIENT.decode(frame))
+        if link.why_not:
+            raise LinkLost(link.why_not)
         with self.lock:
             frames = list(self._outbox)
             self._outbox.clear()
@@ -382,15 +401,3 @@ class EngineClient:
             self._dead = self._dead or error
             self._session.lose(self._dead)
             self._changed.notify_all()
-
-
-def check_key(server_key: str) -> None:
-    """Refuse what ZeroMQ would refuse later, in the connection's own thread.
-
-    Source: Z85, ZeroMQ RFC 32.
-    """
-    if server_key and not re.fullmatch(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}", server_key):
-        raise AddressError(
-            f"server_key must be the 40 characters (Z85) that `stoker serve` prints, got "
-            f"{len(server_key)}: {server_key!r:.60}"
-        )

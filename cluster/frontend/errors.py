@@ -45,20 +45,25 @@ class EngineUnreachable(RequestError, TimeoutError):
 
 
 def unreachable(
-    address: str, limit_s: float, *, news: str = "", last_loss: str = ""
+    address: str, limit_s: float, *, news: str = "", last_loss: str = "", key_file: str = ""
 ) -> EngineUnreachable:
     """What to tell a caller who waited for a ready engine.
 
     Args:
         news: what the engine said about itself, if one was there.
         last_loss: why the connection before this one ended, if there was one.
+        key_file: with which it was dialled, if with one.
     """
     if news:
         return EngineUnreachable(
             f"the engine at {address} is not ready: {news} (waited {limit_s:g} s)"
         )
     loss = f" The last connection ended: {last_loss}." if last_loss else ""
-    keys = " If it encrypts, its server_key is needed." if address.startswith("tcp") else ""
+    keys = ""
+    if address.startswith("tcp"):
+        keys = " If it encrypts, its key_file (STOKER_KEY_FILE) is needed."
+        if key_file:
+            keys = f" The key file is {key_file}: is it the one that this engine's start wrote?"
     return EngineUnreachable(
         f"no engine answers at {address} (waited {limit_s:g} s).{loss} Is one running there "
         f"(`stoker serve`)?{keys}"

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from cluster.errors import WireError
 from cluster.frontend.draft import Draft, default_sampling
-from cluster.frontend.engine_client import ClientConfig, check_key, seeds_from
+from cluster.frontend.engine_client import ClientConfig, seeds_from
 from cluster.frontend.errors import ClientClosed, EngineLost, unreachable
 from cluster.frontend.loop_link import LoopLink
 from cluster.frontend.requests import LiveRequest, Watcher
@@ -55,7 +55,6 @@ class LoopClient:
         draw_seed: Callable[[], int] | None = None,
     ) -> None:
         check_address(config.address)
-        check_key(config.server_key)
         self.config = config
         self.draw_seed = seeds_from(None) if draw_seed is None else draw_seed
         """For `draft_of`: seeds of requests that have none."""
@@ -282,7 +281,11 @@ class LoopClient:
 
     def _unreachable(self, limit_s: float) -> Exception:
         return unreachable(
-            self.config.address, limit_s, news=self._session.news, last_loss=self._link.last_loss
+            self.config.address,
+            limit_s,
+            news=self._session.news,
+            last_loss=self._link.last_loss,
+            key_file=self.config.key_file,
         )
 
     def _answer_to(self, message: FromClient, kind: type[Reply]) -> "asyncio.Future[Struct]":

@@ -9,11 +9,11 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from cluster.errors import AddressError, LinkLost, WireError
+from cluster.errors import AddressError, KeyFileError, LinkLost, WireError
 from cluster.frontend.engine_client import ClientConfig
 from cluster.frontend.errors import EngineLost, ProtocolMismatch
 from cluster.frontend.session import BadMessage
-from cluster.links import DealerLink, LinkLimits
+from cluster.links import DealerLink
 from cluster.logs import EventLog
 from cluster.messages import FromClient, ToClient
 from cluster.wire import FROM_CLIENT, TO_CLIENT
@@ -67,10 +67,11 @@ class LoopLink:
         """Begin, and go on until closed. Called once, on the loop."""
         assert self._link is None, "dialled twice"
         self._redial = None
-        limits = LinkLimits(max_message_bytes=TO_CLIENT.max_bytes)
-        key = self._config.server_key
         try:
-            link = DealerLink(self._config.address, limits, curve_server_key=key)
+            link = self._config.dial()
+        except KeyFileError as error:  # there may be one again when there is an engine again
+            self._lose(str(error))
+            return
         except AddressError as error:
             self.give_up(error)
             return
@@ -147,6 +148,8 @@ class LoopLink:
             else:
                 self._turn_messages = min(2 * self._turn_messages, MOST_MESSAGES_PER_TURN)
                 self._turn_soon()
+            if link.why_not:
+                raise LinkLost(link.why_not)
             self._flush(link)
         except (LinkLost, WireError, BadMessage, EngineLost) as error:
             self._lose(str(error))

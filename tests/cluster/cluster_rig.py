@@ -15,6 +15,7 @@ from cluster.engine import Engine
 from cluster.engine_launch import EngineLaunch
 from cluster.engine_main import open_links
 from cluster.frontend.tokenizer_files import TokenizerFiles
+from cluster.keys import ClientKeys
 from cluster.links import DealerLink, LinkLimits
 from cluster.logs import EventLog
 from cluster.messages import (
@@ -53,9 +54,9 @@ class TestClient:
 
     __test__ = False
 
-    def __init__(self, address: str, server_key: str = "") -> None:
+    def __init__(self, address: str, keys: ClientKeys | None = None) -> None:
         limits = LinkLimits(max_message_bytes=64 << 20)
-        self.link = DealerLink(address, limits, curve_server_key=server_key)
+        self.link = DealerLink(address, limits, keys)
         self._handles = itertools.count(1)
         self.tokens: dict[int, list[int]] = {}
         self.ends: dict[int, Finish] = {}

@@ -7,7 +7,7 @@ from pathlib import Path
 from cluster.backend import Report
 from cluster.config import EngineConfig
 from cluster.launch_plan import LaunchPlan
-from cluster.links import Curve
+from cluster.links import fresh_keys
 from cluster.local_backend import LocalBackend
 from cluster.logs import EventLog
 from cluster.supervisor_main import main
@@ -21,7 +21,8 @@ def make_plan(config: EngineConfig, log: EventLog) -> LaunchPlan:
         engine_id=secrets.token_hex(4),
         key=secrets.token_hex(8),
         cores=(),
-        curve=Curve.fresh() if config.encrypt else None,
+        front_keys=fresh_keys() if config.encrypt else None,
+        back_keys=fresh_keys() if config.encrypt else None,
     )
 
 

@@ -2,16 +2,18 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cluster.backend import Place, decode_launch, encode_launch
 from cluster.config import config_from
 from cluster.errors import BackendError
+from cluster.keys import SocketKeys
 from cluster.launch_plan import LaunchPlan
-from cluster.links import Curve
+from cluster.links import fresh_keys
 
 
-def make_plan(curve: Curve | None = None, **settings: object) -> LaunchPlan:
+def make_plan(keys: SocketKeys | None = None, **settings: object) -> LaunchPlan:
     return LaunchPlan(
         config=config_from(settings).resolved(has_gpu=False),
         model="m",
@@ -19,7 +21,8 @@ def make_plan(curve: Curve | None = None, **settings: object) -> LaunchPlan:
         engine_id="id",
         key="secret",
         cores=(0, 1, 2, 3),
-        curve=curve,
+        front_keys=None if keys is None else fresh_keys(),
+        back_keys=keys,
     )
 
 
@@ -93,10 +96,15 @@ def test_ranks_on_several_hosts_need_an_address_that_they_can_dial() -> None:
     assert not workers[0].rendezvous.is_one_host
 
 
-def test_workers_of_an_encrypted_engine_know_its_public_key_only() -> None:
-    curve = Curve.fresh()
-    plan = make_plan(curve)
+def test_workers_and_engine_hold_their_own_ends_of_the_back_sockets_keys_only() -> None:
+    keys = fresh_keys()
+    plan = make_plan(keys)
     (worker,) = plan.workers("tcp://10.0.0.1:7000", 0, 1, [make_place(0)])
-    assert worker.curve_server_key == curve.public
-    assert curve.secret.encode() not in encode_launch(worker)
+    engine = plan.engine("tcp://10.0.0.1:0", "tcp://10.0.0.1:0")
+    assert plan.front_keys is not None
+    assert worker.link_keys == keys.client
+    assert keys.server.secret.encode() not in encode_launch(worker)
+    assert plan.front_keys.client.secret.encode() not in encode_launch(worker)
+    assert (engine.front_keys, engine.back_keys) == (plan.front_keys.server, keys.server)
+    assert keys.client.secret.encode() not in msgspec.json.encode(engine)
     assert decode_launch(encode_launch(worker)) == worker

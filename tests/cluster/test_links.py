@@ -1,24 +1,24 @@
 """Sockets: bounded, loopback or private, and deaf to garbage."""
 
-import asyncio
+import contextlib
 import os
 import socket
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cluster.errors import AddressError, LinkLost, PeerGone
 from cluster.links import (
-    AsyncDealerLink,
-    Curve,
     DealerLink,
     EngineLinks,
     LinkLimits,
     ServerLink,
     check_address,
+    fresh_keys,
 )
 
 LIMITS = LinkLimits(max_message_bytes=1 << 20)
@@ -41,6 +41,30 @@ def next_from(links: EngineLinks, link: ServerLink, timeout_s: float = 5.0) -> t
                 return peer, frame
         links.wait(deadline - time.monotonic())
     raise AssertionError("nothing arrived")
+
+
+def serve_until(links: EngineLinks, is_done: Callable[[], object], timeout_s: float = 10.0) -> None:
+    """Let both sockets live until it is so; what they are sent is thrown away."""
+    deadline = time.monotonic() + timeout_s
+    while not is_done():
+        assert time.monotonic() < deadline, "it does not come to be"
+        links.wait(0.01)
+        for link in (links.front, links.back):
+            list(link.receive())
+
+
+def refusal_of(links: EngineLinks, dealer: DealerLink) -> str:
+    """Why a dealer is not let in, when both sides know."""
+    before = links.front.num_turned_away
+
+    def is_refused() -> bool:
+        with contextlib.suppress(LinkLost):
+            assert dealer.take() is None
+        return dealer.why_not != "" and links.front.num_turned_away > before
+
+    dealer.send(b"let me in")
+    serve_until(links, is_refused)
+    return dealer.why_not
 
 
 def next_departed(links: EngineLinks, link: ServerLink, timeout_s: float = 5.0) -> bytes:
@@ -277,53 +301,47 @@ def test_waiting_returns_when_a_descriptor_is_readable(links: EngineLinks) -> No
         os.close(writer)
 
 
-def test_an_encrypted_engine_answers_only_those_who_know_its_key(tmp_path: Path) -> None:
-    keys = Curve.fresh()
+def test_an_encrypted_socket_answers_holders_of_its_own_keys_only() -> None:
+    front, back = fresh_keys(), fresh_keys()
     links = EngineLinks(
-        TCP, f"ipc://{tmp_path}/b", front_limits=LIMITS, back_limits=LIMITS, curve=keys
+        TCP,
+        TCP,
+        front_limits=LIMITS,
+        back_limits=LIMITS,
+        front_keys=front.server,
+        back_keys=back.server,
     )
-    with (
-        DealerLink(links.front.address, LIMITS, curve_server_key=keys.public) as friend,
-        DealerLink(links.front.address, LIMITS) as stranger,
-    ):
-        friend.wait_connected(5.0)
-        friend.send(b"hello")
-        assert next_from(links, links.front)[1] == b"hello"
-        with pytest.raises(LinkLost):
-            stranger.wait_connected(0.2)
-    links.close(linger_s=0.0)
+    unlike = {
+        "refuses our key": msgspec.structs.replace(back.client, server=front.client.server),
+        "hangs up in the handshake": back.client,
+        "dialled without a key": None,
+    }
+    try:
+        with DealerLink(links.front.address, LIMITS, front.client) as friend:
+            friend.send(b"hello")
+            assert next_from(links, links.front)[1] == b"hello"
+            friend.wait_connected(5.0)
+            for number, (why, keys) in enumerate(unlike.items(), 1):
+                with DealerLink(links.front.address, LIMITS, keys) as stranger:
+                    assert why in refusal_of(links, stranger)
+                assert links.front.num_turned_away >= number
+            friend.send(b"still here")
+            assert next_from(links, links.front)[1] == b"still here"
+        assert links.back.num_turned_away == 0
+    finally:
+        links.close(linger_s=0.0)
 
 
-def test_the_async_link_carries_frames_and_notices_the_end(tmp_path: Path) -> None:
-    links = EngineLinks(TCP, f"ipc://{tmp_path}/b", front_limits=LIMITS, back_limits=LIMITS)
-
-    async def talk() -> list[bytes]:
-        link = AsyncDealerLink(links.front.address, LIMITS)
-        try:
-            await link.wait_connected(5.0)
-            await link.send(b"hello")
-            peer, frame = await asyncio.to_thread(next_from, links, links.front)
-            links.front.send(peer, b"welcome")
-            heard = [frame, await link.receive()]
-            links.front.send(peer, b"bye")
-            await asyncio.to_thread(links.close, 1.0)
-            heard.append(await link.receive())
-            with pytest.raises(LinkLost):
-                await link.receive()
-            return heard
-        finally:
-            link.close()
-
-    assert asyncio.run(talk()) == [b"hello", b"welcome", b"bye"]
+def test_a_key_at_a_plain_socket_is_said_to_be_useless(links: EngineLinks) -> None:
+    with DealerLink(links.front.address, LIMITS, fresh_keys().client) as dealer:
+        with pytest.raises(LinkLost, match="does not encrypt, and was dialled with a key"):
+            dealer.wait_connected(5.0)
+        with pytest.raises(LinkLost, match="does not encrypt"):
+            dealer.take()
 
 
-def test_the_async_link_says_in_time_that_nobody_is_there(tmp_path: Path) -> None:
-    async def talk() -> None:
-        link = AsyncDealerLink(f"ipc://{tmp_path}/nobody", LIMITS)
-        try:
-            await link.wait_connected(0.05)
-        finally:
-            link.close()
-
-    with pytest.raises(LinkLost, match="nobody answers"):
-        asyncio.run(talk())
+def test_a_thousand_connections_that_end_at_once_are_counted(links: EngineLinks) -> None:
+    host, port = links.front.address.removeprefix("tcp://").split(":")
+    for _ in range(1000):
+        socket.create_connection((host, int(port)), 5.0).close()
+    serve_until(links, lambda: links.front.num_turned_away == 1000)

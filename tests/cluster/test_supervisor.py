@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,7 @@ import pytest
 from cluster.announcements import ClusterFailed, ClusterReady, OfCluster, read_cluster_line
 from cluster.config import config_from, encode_config
 from cluster.errors import LinkLost
+from cluster.keys import read_key_file
 from cluster.messages import EngineMetrics, MetricsRequest, Status
 from cluster.start_phases import PHASES
 from scheduler.request import Finish
@@ -98,7 +100,9 @@ class ClusterProcess:
         """Wait until it is ready; a client that has said hello."""
         ready = self.announced()
         assert isinstance(ready, ClusterReady), ready
-        self.client = TestClient(ready.front_address, ready.server_key)
+        self.key_file = Path(ready.key_file) if ready.key_file else None
+        keys = None if self.key_file is None else read_key_file(self.key_file)
+        self.client = TestClient(ready.front_address, keys)
         self.client.hello()
         self._remember_family()
         return self.client
@@ -239,21 +243,57 @@ def test_six_clusters_start_at_once_each_with_its_own_addresses(clusters: Cluste
         cluster.check_nothing_is_left()
 
 
+def test_tcp_sockets_are_encrypted_unless_said_otherwise_and_open_to_the_key_file_only(
+    clusters: Clusters,
+) -> None:
+    tcp = {"front_address": "tcp://127.0.0.1:0", "back_address": "tcp://127.0.0.1:0"}
+    cluster = clusters.start(**tcp)
+    client = cluster.up()
+    client.finish(handle := client.submit())
+    assert client.tokens[handle] == tokens_after(4, 5)
+    assert cluster.key_file is not None
+    assert stat.S_IMODE(cluster.key_file.stat().st_mode) == 0o600
+    assert cluster.key_file.parent.parent == cluster.folder
+
+    stranger = TestClient(client.link.address)
+    with pytest.raises(LinkLost, match="encrypted, and was dialled without a key"):
+        stranger.link.wait_connected(10.0)
+    stranger.close()
+    cluster.wait_for("connections_turned_away")
+    assert client.status().totals.num_turned_away == 1
+    secret = read_key_file(cluster.key_file).secret
+    assert cluster.end() == 0
+    assert secret not in cluster.text
+    cluster.check_nothing_is_left()
+
+
 @pytest.mark.slow
-def test_an_encrypted_cluster_answers_those_with_its_key_only(clusters: Clusters) -> None:
+def test_a_wished_key_file_is_written_and_goes_with_the_cluster(
+    clusters: Clusters, tmp_path: Path
+) -> None:
+    wished = tmp_path / "mine.key"
+    cluster = clusters.start(front_address="tcp://127.0.0.1:0", key_file=str(wished))
+    client = cluster.up()
+    client.finish(client.submit())
+    assert cluster.key_file == wished
+    assert cluster.end() == 0
+    assert not wished.exists()
+
+    wished.write_text("not a key file")
+    failed = clusters.start(front_address="tcp://127.0.0.1:0", key_file=str(wished)).announced()
+    assert isinstance(failed, ClusterFailed)
+    assert f"{wished} is not a key file" in failed.message
+
+
+@pytest.mark.slow
+def test_a_plain_cluster_on_tcp_takes_everybody(clusters: Clusters) -> None:
     cluster = clusters.start(
-        encrypt=True, front_address="tcp://127.0.0.1:0", back_address="tcp://127.0.0.1:0"
+        encrypt=False, front_address="tcp://127.0.0.1:0", back_address="tcp://127.0.0.1:0"
     )
     client = cluster.up()
     client.finish(handle := client.submit())
     assert client.tokens[handle] == tokens_after(4, 5)
-
-    stranger = TestClient(client.link.address)
-    try:
-        with pytest.raises(LinkLost):
-            stranger.link.wait_connected(0.3)
-    finally:
-        stranger.close()
+    assert cluster.key_file is None
     assert cluster.end() == 0
 
 

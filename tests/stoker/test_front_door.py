@@ -58,8 +58,8 @@ def test_a_chat_is_answered_as_the_model_answers_it(llm: LLM, tokenizer: Tokeniz
     assert tokenizer.decode(completion.token_ids) == completion.text
 
 
-def test_a_remote_client_needs_the_address_only(llm: LLM) -> None:
-    with Client(llm.address) as client:
+def test_a_remote_client_needs_the_address_and_the_key_file_only(llm: LLM) -> None:
+    with Client(llm.address, key_file=llm.key_file) as client:
         pieces = list(client.submit_chat(QUESTION, GREEDY))
 
     assert llm.address.startswith("tcp://127.0.0.1:")
@@ -142,7 +142,7 @@ def test_logprobs_of_output_and_prompt_are_whole(llm: LLM) -> None:
 
 
 def test_a_client_that_vanishes_leaves_nothing_running(llm: LLM) -> None:
-    client = Client(llm.address)
+    client = Client(llm.address, key_file=llm.key_file)
     endless = SamplingParams(max_tokens=None, ignore_eos=True, temperature=0.0)
     handle = client.submit("Once", endless)
     next(iter(handle))

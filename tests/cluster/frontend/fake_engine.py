@@ -10,7 +10,8 @@ from pathlib import Path
 from cluster.errors import PeerGone, WireError
 from cluster.frontend.tokenizer import Tokenizer
 from cluster.frontend.tokenizer_files import TokenizerFiles
-from cluster.links import Curve, EngineLinks, LinkLimits
+from cluster.keys import ServerKeys
+from cluster.links import EngineLinks, LinkLimits
 from cluster.messages import (
     ClientHello,
     EngineMetrics,
@@ -100,7 +101,7 @@ class FakeEngine:
         info: ServerInfo | None = None,
         hello_answer: ToClient | None = None,
         files: TokenizerFiles | None = None,
-        curve: Curve | None = None,
+        keys: ServerKeys | None = None,
     ) -> None:
         self.files = llama3_like() if files is None else files
         self.info = make_info(self.files) if info is None else info
@@ -123,7 +124,7 @@ class FakeEngine:
             else "tcp://127.0.0.1:0"
         )
         self._links = EngineLinks(
-            address, back, front_limits=limits, back_limits=limits, curve=curve
+            address, back, front_limits=limits, back_limits=limits, front_keys=keys
         )
         self.address = self._links.front.address
         self._links.wake_on(self._wake_fd)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from cluster.errors import AddressError
@@ -18,7 +19,8 @@ from cluster.frontend.errors import (
     WaitTimedOut,
 )
 from cluster.frontend.requests import LiveRequest
-from cluster.links import Curve
+from cluster.keys import write_key_file
+from cluster.links import fresh_keys
 from cluster.messages import EngineStarting, GenerationDefaults, Refusal
 from scheduler.errors import InvalidRequest
 from scheduler.request import Abort, Finish, Rejection
@@ -223,12 +225,6 @@ def test_an_impossible_address_is_refused_at_once(address: str) -> None:
         connect(address)
 
 
-@pytest.mark.parametrize("key", ["bad", "x" * 39, "x" * 41, "x" * 39 + "'", "ü" * 40])
-def test_an_impossible_key_is_refused_at_once(key: str) -> None:
-    with pytest.raises(AddressError, match="server_key must be"):
-        EngineClient(ClientConfig(address="tcp://127.0.0.1:1", server_key=key))
-
-
 def test_cancelling_reaches_the_engine(engine: FakeEngine, client: EngineClient) -> None:
     live = start(client)
     request = engine.next_request()
@@ -346,20 +342,59 @@ def test_status_is_what_the_engine_says(engine: FakeEngine, client: EngineClient
     assert client.status() == engine.status
 
 
-def test_an_encrypted_engine_answers_those_who_know_its_key() -> None:
-    curve = Curve.fresh()
-    with FakeEngine("tcp://127.0.0.1:0", script=answer_at_once, curve=curve) as engine:
-        client = EngineClient(ClientConfig(address=engine.address, server_key=curve.public))
+def test_an_encrypted_engine_answers_holders_of_its_key_file(tmp_path: Path) -> None:
+    keys = fresh_keys()
+    write_key_file(tmp_path / "key", keys.client)
+    with FakeEngine("tcp://127.0.0.1:0", script=answer_at_once, keys=keys.server) as engine:
+        client = EngineClient(ClientConfig(address=engine.address, key_file=str(tmp_path / "key")))
         live = start(client)
         wait(client, live)
         client.close()
-        for stranger in ("", Curve.fresh().public):
+
+    assert live.outputs[0].text == ANSWER
+
+
+def test_who_has_no_key_or_another_one_is_told_so_with_address_and_file(tmp_path: Path) -> None:
+    keys, other = fresh_keys(), fresh_keys()
+    mixed = msgspec.structs.replace(other.client, server=keys.client.server)
+    write_key_file(tmp_path / "other", other.client)
+    write_key_file(tmp_path / "mixed", mixed)
+    (tmp_path / "notes").write_text("buy = 'milk'")
+    wrong = {
+        "": "is encrypted, and was dialled without a key.*key_file .STOKER_KEY_FILE. is needed",
+        "other": "hangs up in the handshake.*key file is .*/other",
+        "mixed": "refuses our key.*key file is .*/mixed",
+        "missing": "cannot read the key file .*/missing: No such file",
+        "notes": "notes is not a key file of Stoker",
+    }
+    with FakeEngine("tcp://127.0.0.1:0", script=answer_at_once, keys=keys.server) as engine:
+        for name, why in wrong.items():
             client = EngineClient(
-                ClientConfig(address=engine.address, server_key=stranger, connect_timeout_s=0.1)
+                ClientConfig(
+                    address=engine.address,
+                    key_file=str(tmp_path / name) if name else "",
+                    connect_timeout_s=0.5,
+                )
             )
-            with pytest.raises(EngineUnreachable, match="server_key is needed"):
+            with pytest.raises(EngineUnreachable, match=why) as caught:
                 client.info()
             client.close()
+            assert engine.address in str(caught.value)
+
+
+def test_a_client_follows_an_engine_that_starts_again_with_new_keys(tmp_path: Path) -> None:
+    path, old, new = tmp_path / "key", fresh_keys(), fresh_keys()
+    write_key_file(path, old.client)
+    with FakeEngine("tcp://127.0.0.1:0", script=answer_at_once, keys=old.server) as engine:
+        address = engine.address
+        client = EngineClient(ClientConfig(address=address, key_file=str(path)))
+        wait(client, start(client))
+    path.unlink()
+    with FakeEngine(address, script=answer_at_once, keys=new.server):
+        write_key_file(path, new.client)
+        client.info(20.0)
+        wait(client, live := start(client))
+        client.close()
 
     assert live.outputs[0].text == ANSWER
 

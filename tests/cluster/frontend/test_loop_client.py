@@ -23,7 +23,8 @@ from cluster.frontend.errors import (
 from cluster.frontend.loop_client import LoopClient
 from cluster.frontend.requests import LiveRequest
 from cluster.frontend.tokenizer import Tokenizer
-from cluster.links import Curve
+from cluster.keys import write_key_file
+from cluster.links import fresh_keys
 from cluster.messages import (
     EngineStarting,
     Refusal,
@@ -335,11 +336,9 @@ def test_another_protocol_is_final(tmp_path: Path) -> None:
     play(scene, tmp_path, hello_answer=Refusal(reason="protocol", message="speak 7"))
 
 
-def test_an_impossible_address_or_key_is_refused_at_once() -> None:
+def test_an_impossible_address_is_refused_at_once() -> None:
     with pytest.raises(AddressError):
         make_client("http://x:1")
-    with pytest.raises(AddressError, match="server_key must be"):
-        make_client("tcp://127.0.0.1:1", server_key="bad")
 
 
 def test_cancelling_reaches_the_engine(tmp_path: Path) -> None:
@@ -498,18 +497,26 @@ def test_closing_without_an_engine_does_not_wait(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_an_encrypted_engine_answers_those_who_know_its_key() -> None:
-    curve = Curve.fresh()
+def test_an_encrypted_engine_answers_holders_of_its_key_file(tmp_path: Path) -> None:
+    keys, other = fresh_keys(), fresh_keys()
+    write_key_file(tmp_path / "key", keys.client)
+    write_key_file(tmp_path / "other", other.client)
 
     async def run() -> None:
-        client = make_client(engine.address, server_key=curve.public)
+        client = make_client(engine.address, key_file=str(tmp_path / "key"))
         client.start()
         live = await start(client)
         await wait(live)
         await client.close()
         assert live.outputs[0].text == ANSWER
+        for name, why in {"other": "hangs up in the handshake", "missing": "cannot read"}.items():
+            client = make_client(engine.address, key_file=str(tmp_path / name))
+            client.start()
+            with pytest.raises(EngineUnreachable, match=f"{why}.*/{name}"):
+                await client.wait_ready(0.5)
+            await client.close()
 
-    with FakeEngine("tcp://127.0.0.1:0", script=answer_at_once, curve=curve) as engine:
+    with FakeEngine("tcp://127.0.0.1:0", script=answer_at_once, keys=keys.server) as engine:
         asyncio.run(run())
 
 
