@@ -13,9 +13,10 @@ from cluster.errors import BackendError
 
 @dataclass(frozen=True, slots=True)
 class BackendOpened:
-    """What ranks run on is up."""
+    """What ranks run on is up; see `Backend.open` for the host."""
 
     seconds: float
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +69,8 @@ class BackendThread:
     def open(self, timeout_s: float) -> None:
         def job() -> None:
             began = time.monotonic()
-            self._backend.open(timeout_s)
-            self._tell(BackendOpened(time.monotonic() - began))
+            host = self._backend.open(timeout_s)
+            self._tell(BackendOpened(time.monotonic() - began, host))
 
         self._submit(job)
 

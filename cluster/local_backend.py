@@ -48,8 +48,9 @@ class LocalBackend:
         self._shares = deal_cores(cores, num_ranks) if cores else ((),) * num_ranks
         self._ranks: dict[tuple[int, int], list[_LocalRank]] = {}
 
-    def open(self, timeout_s: float) -> None:
+    def open(self, timeout_s: float) -> str:
         """Nothing to bring up: the host is there."""
+        return ""
 
     def place(
         self, group: int, epoch: int, num_stages: int, ranks_per_stage: int, timeout_s: float

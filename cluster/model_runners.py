@@ -67,4 +67,5 @@ def meet(launch: WorkerLaunch) -> Communicator:
         start_timeout_s=place.start_timeout_s,
         timeout_s=place.timeout_s,
         listener=listener,
+        own_address=place.hosts[launch.rank] if place.hosts else "",
     )

@@ -32,6 +32,8 @@ UNFINISHED = ".unfinished-"
 """How the names of folders begin that are being made; what a killed process left has it too."""
 
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+HUB_SNAPSHOT = re.compile(r"/models--(?P<name>[^/]+)/snapshots/(?P<revision>[^/]+)/?$")
+"""How paths end in Hugging Face's cache."""
 HUB_FILES = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model"]
 HUB_FILES_LEFT = ["*/*", "consolidated*"]  # other formats of the same weights
 
@@ -58,6 +60,26 @@ def resolve_model(model: str | None, models_dir: Path, *, report: Report = say_n
     if HUB_NAME.fullmatch(model) and (models_dir / model).is_dir():
         return _checked_folder(models_dir / model)
     return fetch(model, models_dir, report=report)
+
+
+def find_on_node(model_dir: str) -> Path:
+    """On another machine, the model that `resolve_model` found at `model_dir` on the first one:
+    in the same folder, or fetched here as it was there.
+
+    Raises:
+        ModelError: it is not here, and came from a folder or a file that only the user knows.
+    """
+    folder = Path(model_dir)
+    if folder.is_dir():
+        return _checked_folder(folder)
+    if folder.name == SMOLLM2_FOLDER:
+        return fetch(DEFAULT_MODEL, folder.parent)
+    if found := HUB_SNAPSHOT.search(model_dir):
+        return _download(found["name"].replace("--", "/"), say_nothing, found["revision"])
+    raise ModelError(
+        f"there is no folder {folder}, which the first host has. Copy it to the same path here, or "
+        f"name a model that each node can fetch by itself: {DEFAULT_MODEL!r} or a Hugging Face name"
+    )
 
 
 def fetch(name_or_path: str, models_dir: Path, *, report: Report = say_nothing) -> Path:
@@ -192,13 +214,18 @@ def _made_whole(folder: Path) -> Iterator[Path | None]:
         raise ModelError(f"the model could not be written to {folder}: {error}") from error
 
 
-def _download(name: str, report: Report) -> Path:
+def _download(name: str, report: Report, revision: str | None = None) -> Path:
     """Download a checkpoint into Hugging Face's own cache, or find it there."""
     from huggingface_hub import snapshot_download  # 0.5 s of imports that few need
 
     report(f"looking for {name} on the Hugging Face hub")
     try:
-        found = snapshot_download(name, allow_patterns=HUB_FILES, ignore_patterns=HUB_FILES_LEFT)
+        found = snapshot_download(
+            name,
+            revision=revision,
+            allow_patterns=HUB_FILES,
+            ignore_patterns=HUB_FILES_LEFT,
+        )
     except Exception as error:  # the client documents no bound on what it raises
         reason = str(error).strip() or type(error).__name__
         raise ModelError(

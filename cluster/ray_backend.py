@@ -1,9 +1,9 @@
 """Worker processes as Ray actors: placed, started and watched by Ray, which is in no step's path.
 
-One placement group per worker group, one actor per rank; an actor hosts the same `WorkerHost`
-as a plain process. Without an address a Ray of our own is started on this host, with every
-socket on loopback, its own token, and its files in a folder that `close` removes. Every wait
-on Ray has a limit and says what it waits for.
+One placement group per worker group (`cluster.ray_room`), one actor per rank
+(`cluster.ray_rank`), which hosts the same `WorkerHost` as a plain process. Without an address a
+Ray of our own is started on this host, with every socket on loopback, its own token, and its
+files in a folder that `close` removes. Every wait on Ray has a limit and says what it waits for.
 """
 
 import contextlib
@@ -12,37 +12,40 @@ import os
 import secrets
 import shutil
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 
-from msgspec import Struct
 from msgspec.structs import replace
 
-from cluster.backend import Place, RankExit, Report, WorkerLaunch, decode_launch, encode_launch
+from cluster.backend import Place, RankExit, Report, WorkerLaunch, encode_launch
 from cluster.cores import deal_cores
 from cluster.errors import BackendError
-from cluster.logs import EventLog, show_events
-from cluster.worker_host import WorkerHost
-from cluster.worker_main import build_model_runner, settle_on_cores
+from cluster.logs import EventLog
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # Ray reads its settings from the environment when it is imported
     from ray import ObjectRef
     from ray.actor import ActorHandle
-    from ray.util.placement_group import PlacementGroup
+
+    from cluster.ray_rank import RankActor, RankSite
+    from cluster.ray_room import Room
 
 OBJECT_STORE_BYTES = 80 << 20
 """Ray's least is 75 MiB. Nothing of ours goes through its object store."""
 
-ROOM_CHECK_S = 2.0
-"""After this long without room, and again and again, see whether there could ever be some."""
-
 KNOCK_S = 5.0
 """For a Ray elsewhere to take a connection."""
+
+CONNECT_SUSPICION_S = 3.0
+"""A Ray that answers does so in less; one that has not is asked whether it refuses the token."""
+
+TOKEN_CHECK_S = 10.0
 
 CLOSE_WAIT_S = 5.0
 """For killed actors to be reported."""
@@ -86,49 +89,8 @@ class _Actor(Protocol):
     def run(self) -> _Method: ...
 
 
-class RankSite(Struct, frozen=True):
-    """Where an actor found itself."""
-
-    node: str
-    host: str
-    cores: tuple[int, ...]
-
-
-class RankActor:
-    """The body of one actor: a `WorkerHost` in a process that Ray started."""
-
-    def __init__(self) -> None:
-        os.dup2(2, 1)  # what workers print belongs to the log, not to the supervisor's output
-        self._listener: socket.socket | None = None
-
-    def site(self) -> RankSite:
-        import ray
-
-        context = ray.get_runtime_context()
-        cores = tuple(sorted(os.sched_getaffinity(0)))
-        host = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
-        return RankSite(context.get_node_id(), host, cores)
-
-    def listen(self, host: str) -> int:
-        """Open the group's meeting place in rank 0's process; its port."""
-        self._listener = socket.create_server((host, 0))
-        return int(self._listener.getsockname()[1])
-
-    def run(self, launch_json: bytes) -> int:
-        """Be the rank until its end; the exit code that a process would have."""
-        began = time.monotonic()
-        launch = decode_launch(launch_json)
-        if self._listener is not None:
-            place = replace(launch.rendezvous, listener_fd=self._listener.detach())
-            launch = replace(launch, rendezvous=place)
-        show_events(f"worker {launch.name}", launch.log_level)
-        settle_on_cores(launch)
-        log = EventLog("worker", group=launch.group, epoch=launch.epoch, rank=launch.rank)
-        return WorkerHost(launch, build_model_runner, log, began=began).run()
-
-
 class RayBackend:
-    """Actors of this driver. `num_ranks` ranks of all groups share `cores` of this host."""
+    """Actors of this driver. `num_ranks` ranks of all groups share the nodes."""
 
     def __init__(
         self,
@@ -139,39 +101,87 @@ class RayBackend:
         log: EventLog,
         address: str = "",
         uses_gpus: bool = False,
+        environment: Mapping[str, str] | None = None,
+        patience_s: float = 0.0,
     ) -> None:
+        """Nothing is started yet.
+
+        Args:
+            cores: of this host; a Ray of our own has as many CPUs.
+            address: of the Ray to connect to; empty: one of our own.
+            environment: variables for workers on nodes that do not set them.
+            patience_s: how long nodes with missing room may take to join.
+        """
         self._report = report
         self._num_ranks = num_ranks
         self._cores = tuple(cores)
         self._log = log
         self._address = address
         self._uses_gpus = uses_gpus
+        self._environment = dict(environment or {})
+        self._patience_s = patience_s
         self._folder: Path | None = None
+        self._is_open = False
         self._groups: dict[tuple[int, int], _Group] = {}
+        self._spare: dict[int, Room] = {}
+        """Room taken at the first `place` for the groups that are placed next."""
+        self._has_reserved = False
 
-    def open(self, timeout_s: float) -> None:
+    def open(self, timeout_s: float) -> str:
         """Connect to the Ray at `address`, or start one here."""
         own = {} if self._address else _OWN_CLUSTER
         for name, value in {**_EVERY_CLUSTER, **own}.items():
             os.environ[name] = value
         started = time.monotonic()
         if self._address:
-            self._connect()
+            self._connect(timeout_s)
         else:
             self._start_own()
-        self._log.info("ray_ready", seconds=time.monotonic() - started, own=not self._address)
-
-    def _connect(self) -> None:
         import ray
+
+        self._is_open = True
+        host = str(ray.util.get_node_ip_address())  # type: ignore[no-untyped-call]
+        self._log.info(
+            "ray_ready", seconds=time.monotonic() - started, own=not self._address, host=host
+        )
+        return host if self._address else ""
+
+    def _connect(self, timeout_s: float) -> None:
+        """In a thread: Ray itself tries for 20 s before it says that it was refused."""
+        problems: list[Exception] = []
+
+        def connect() -> None:
+            import ray
+
+            try:
+                ray.init(self._address, log_to_driver=True, logging_level=logging.ERROR)
+            except Exception as error:
+                problems.append(error)
 
         try:
             _knock(self._address)
-            ray.init(self._address, log_to_driver=True, logging_level=logging.ERROR)
-        except (OSError, ValueError, RuntimeError) as error:
+        except OSError as error:
+            raise BackendError(self._no_ray(error)) from error
+        thread = threading.Thread(target=connect, name="ray-connect", daemon=True)
+        thread.start()
+        thread.join(min(CONNECT_SUSPICION_S, timeout_s))
+        if thread.is_alive() and _is_refused(self._address):
             raise BackendError(
-                f"no Ray cluster answers at {self._address}: {error}. Start one with "
-                "`ray start --head`, or leave the address away to have one made here"
-            ) from error
+                f"the Ray at {self._address} refuses this host's token. Give the one that the "
+                "cluster was started with: RAY_AUTH_MODE=token and RAY_AUTH_TOKEN_PATH=FILE, or "
+                "~/.ray/auth_token"
+            )
+        thread.join(timeout_s)
+        if thread.is_alive():
+            raise BackendError(f"the Ray at {self._address} did not answer within {timeout_s:g} s")
+        if problems:
+            raise BackendError(self._no_ray(problems[0])) from problems[0]
+
+    def _no_ray(self, error: Exception) -> str:
+        return (
+            f"no Ray cluster answers at {self._address}: {error}. Start one with "
+            "`ray start --head`, or leave the address away to have one made here"
+        )
 
     def _start_own(self) -> None:
         # Ray opens its own folder to everybody, so it gets one inside a private one. The names
@@ -199,41 +209,66 @@ class RayBackend:
     def place(
         self, group: int, epoch: int, num_stages: int, ranks_per_stage: int, timeout_s: float
     ) -> tuple[Place, ...]:
-        num_ranks = num_stages * ranks_per_stage
         deadline = time.monotonic() + timeout_s
-        placed = _Group(group, epoch, self._report)
-        self._groups[group, epoch] = placed
+        if not self._has_reserved:
+            self._has_reserved = True
+            num_groups = max(1, self._num_ranks // (num_stages * ranks_per_stage))
+            for number in range(group, group + num_groups):
+                self._spare[number] = self._room(num_stages, ranks_per_stage)
+            self._wait_for(list(self._spare.values()), deadline)
+        room = self._spare.pop(group, None)
+        if room is None:
+            room = self._room(num_stages, ranks_per_stage)
+            self._wait_for([room], deadline)
+        placed = self._groups[group, epoch] = _Group(group, epoch, room, self._report)
         try:
-            placed.take_room(num_ranks, self._uses_gpus, deadline)
-            sites = placed.start_actors(num_ranks, self._uses_gpus, deadline)
+            sites = placed.start_actors(self._environment, deadline)
         except BaseException:
             self.stop(group, epoch, 0.0)
             raise
-        shares = self._cores_of(group, sites)
+        ranks_on, cores = self._shares(group, sites)
         return tuple(
-            Place(rank=rank, node=site.node, host=site.host, cores=shares[rank])
+            Place(
+                rank=rank,
+                node=site.node,
+                host=site.host,
+                cores=cores[rank],
+                ranks_on_host=ranks_on[rank],
+            )
             for rank, site in enumerate(sites)
         )
 
-    def _cores_of(self, group: int, sites: Sequence[RankSite]) -> list[tuple[int, ...]]:
-        """Each rank's cores: a share of its node's among the ranks that we know of there."""
-        on_one_node = len({site.node for site in sites}) == 1
-        if not self._cores:
-            return [()] * len(sites)
-        if on_one_node and not self._address:
-            shares = deal_cores(self._cores, self._num_ranks)
-            first = group * len(sites)
-            return [shares[(first + rank) % len(shares)] for rank in range(len(sites))]
-        ranks_on: dict[str, list[int]] = defaultdict(list)
+    def _room(self, num_stages: int, ranks_per_stage: int) -> "Room":
+        from cluster.ray_room import Room
+
+        return Room(num_stages, ranks_per_stage, uses_gpus=self._uses_gpus)
+
+    def _wait_for(self, rooms: Sequence["Room"], deadline: float) -> None:
+        from cluster.ray_room import wait_for_rooms
+
+        try:
+            wait_for_rooms(rooms, deadline, self._patience_s, self._log)
+        except BaseException:
+            self._spare.clear()
+            for room in rooms:
+                room.give_back()
+            raise
+
+    def _shares(
+        self, group: int, sites: Sequence["RankSite"]
+    ) -> tuple[list[int], list[tuple[int, ...]]]:
+        """For each rank of a group: how many ranks of all groups are on its node, and its share
+        of the node's cores among them."""
+        rooms = {number: placed.room for (number, _), placed in self._groups.items()} | self._spare
+        ranks_on: dict[str, list[tuple[int, int]]] = defaultdict(list)
+        for number in sorted(rooms):
+            for rank, node in enumerate(rooms[number].nodes()):
+                ranks_on[node].append((number, rank))
+        cores = []
         for rank, site in enumerate(sites):
-            ranks_on[site.node].append(rank)
-        dealt: list[tuple[int, ...]] = [()] * len(sites)
-        for ranks in ranks_on.values():
-            for rank, share in zip(
-                ranks, deal_cores(sites[ranks[0]].cores, len(ranks)), strict=True
-            ):
-                dealt[rank] = share
-        return dealt
+            there = ranks_on[site.node]
+            cores.append(deal_cores(site.cores, len(there))[there.index((group, rank))])
+        return [len(ranks_on[site.node]) for site in sites], cores
 
     def start(self, launches: Sequence[WorkerLaunch], timeout_s: float) -> None:
         self._groups[launches[0].group, launches[0].epoch].run(launches, timeout_s)
@@ -246,54 +281,57 @@ class RayBackend:
     def close(self, timeout_s: float) -> None:
         for group, epoch in list(self._groups):
             self.stop(group, epoch, min(timeout_s, CLOSE_WAIT_S))
-        import ray
+        while self._spare:
+            self._spare.popitem()[1].give_back()
+        if self._is_open or not self._address:
+            import ray
 
-        ray.shutdown()
+            ray.shutdown()
+        self._is_open = False
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
             self._folder = None
 
 
 class _Group:
-    """The placement group, the actors and the watcher of one epoch of a worker group."""
+    """The actors and the watcher of one epoch of a worker group, in their room."""
 
-    def __init__(self, group: int, epoch: int, report: Report) -> None:
+    def __init__(self, group: int, epoch: int, room: "Room", report: Report) -> None:
+        self.room = room
         self._group, self._epoch, self._report = group, epoch, report
-        self._room: PlacementGroup | None = None
         self._actors: list[_Actor] = []
         self._runs: list[ObjectRef[int]] = []
         self._watcher: threading.Thread | None = None
         self._was_asked = False
 
-    def take_room(self, num_ranks: int, uses_gpus: bool, deadline: float) -> None:
-        from ray.util.placement_group import placement_group
+    def start_actors(self, environment: Mapping[str, str], deadline: float) -> "list[RankSite]":
+        """Start one actor for each rank, and ask each where it is.
 
-        bundle = {"CPU": 1.0, "GPU": 1.0} if uses_gpus else {"CPU": 1.0}
-        self._room = placement_group([bundle] * num_ranks, strategy="PACK")
-        while not self._room.wait(max(0.0, min(ROOM_CHECK_S, deadline - time.monotonic()))):
-            never = not _could_ever_fit(bundle, num_ranks)
-            if never or time.monotonic() >= deadline:
-                raise BackendError(_no_room(self._group, num_ranks, bundle, self._room))
-
-    def start_actors(self, num_ranks: int, uses_gpus: bool, deadline: float) -> list[RankSite]:
-        """Start one actor in each bundle, and ask each where it is."""
+        Raises:
+            BackendError: one did not start, or cannot be reached.
+        """
         import ray
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        room = self._room
-        assert room is not None, "take_room comes first"
+        from cluster.ray_rank import RankActor
+
         remote = ray.remote(RankActor)
-        for rank in range(num_ranks):
+        for rank in range(self.room.num_ranks):
             actor = remote.options(
-                num_cpus=1,
-                num_gpus=1 if uses_gpus else 0,
+                num_cpus=self.room.per_rank["CPU"],
+                num_gpus=self.room.per_rank.get("GPU", 0),
                 name=f"stoker-{secrets.token_hex(4)}-{self._group}.{self._epoch}.{rank}",
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
-                    room, placement_group_bundle_index=rank
+                    self.room.group, placement_group_bundle_index=self.room.bundle_of(rank)
                 ),
             ).remote()
             self._actors.append(cast("_Actor", actor))
-        return self._sites(deadline, f"the {num_ranks} actors of group {self._group} to start")
+        asked = [actor.site.remote(dict(environment)) for actor in self._actors]
+        what = f"the {len(asked)} actors of group {self._group} to start"
+        sites = _get(cast("list[ObjectRef[RankSite]]", asked), deadline, what)
+        if problems := [site.problem for site in sites if site.problem]:
+            raise BackendError("; ".join(problems))
+        return sites
 
     def run(self, launches: Sequence[WorkerLaunch], timeout_s: float) -> None:
         """Tell each actor to be its rank; ranks that need a meeting place get rank 0's."""
@@ -301,7 +339,7 @@ class _Group:
         rendezvous = launches[0].rendezvous
         needs_store = launches[0].runner.device == "cuda" or not rendezvous.is_one_host
         if needs_store and len(launches) > 1:
-            host = self._sites(deadline, "the ranks' addresses")[0].host
+            host = rendezvous.hosts[0]
             listening = cast("list[ObjectRef[int]]", [self._actors[0].listen.remote(host)])
             port = _get(listening, deadline, "rank 0 to listen")[0]
             place = replace(rendezvous, store_host=host, store_port=port)
@@ -342,21 +380,14 @@ class _Group:
     def end(self, timeout_s: float) -> None:
         """Kill the actors at once: by then the engine has said stop, or nobody can."""
         import ray
-        from ray.util.placement_group import remove_placement_group
 
         self._was_asked = True
         for actor in self._actors:
             with contextlib.suppress(Exception):  # it is gone already
                 ray.kill(cast("ActorHandle[RankActor]", actor))
-        if self._room is not None:
-            with contextlib.suppress(Exception):  # Ray is gone already
-                remove_placement_group(self._room)
+        self.room.give_back()
         if self._watcher is not None:
             self._watcher.join(max(timeout_s, CLOSE_WAIT_S))
-
-    def _sites(self, deadline: float, what: str) -> list[RankSite]:
-        asked = [actor.site.remote() for actor in self._actors]
-        return _get(cast("list[ObjectRef[RankSite]]", asked), deadline, what)
 
 
 def _knock(address: str) -> None:
@@ -364,6 +395,28 @@ def _knock(address: str) -> None:
     host, _, port = address.rpartition(":")
     if host and port.isdigit():
         socket.create_connection((host.strip("[]"), int(port)), timeout=KNOCK_S).close()
+
+
+def _is_refused(address: str) -> bool:
+    """Whether the Ray there takes us for a stranger, as a process of its own is told at once."""
+    program = f"import ray; ray.init({address!r}, logging_level='ERROR')"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    end = threading.Timer(TOKEN_CHECK_S, process.kill)
+    end.start()
+    try:
+        return any("InvalidAuthToken" in line for line in process.stderr)
+    finally:
+        end.cancel()
+        process.kill()
+        process.wait()
+        process.stderr.close()
 
 
 def _get(refs: "list[ObjectRef[_T]]", deadline: float, what: str) -> list[_T]:
@@ -375,43 +428,6 @@ def _get(refs: "list[ObjectRef[_T]]", deadline: float, what: str) -> list[_T]:
         raise BackendError(f"waited in vain for {what}") from error
     except ray.exceptions.RayError as error:
         raise BackendError(f"while waiting for {what}: {error}") from error
-
-
-def _resources(kind: str) -> dict[str, float]:
-    """What the cluster has of each resource, in all or `available`."""
-    import ray
-
-    asked = ray.available_resources if kind == "available" else ray.cluster_resources
-    return dict(asked())  # type: ignore[no-untyped-call]
-
-
-def _could_ever_fit(bundle: dict[str, float], num_ranks: int) -> bool:
-    """Whether the cluster has enough in all, be it in use now."""
-    total = _resources("all")
-    return all(total.get(kind, 0.0) >= amount * num_ranks for kind, amount in bundle.items())
-
-
-def _no_room(group: int, num_ranks: int, bundle: dict[str, float], room: "PlacementGroup") -> str:
-    """What was asked, what is free, and what each node has."""
-    import ray
-    from ray.util import placement_group_table
-
-    free, total = _resources("available"), _resources("all")
-    asked = ", ".join(f"{amount * num_ranks:g} {kind}" for kind, amount in bundle.items())
-    there = ", ".join(
-        f"{free.get(kind, 0):g} of {total.get(kind, 0):g} {kind} free" for kind in bundle
-    )
-    state = placement_group_table(room).get("stats", {}).get("scheduling_state", "unknown")
-    lines = [
-        f"no room for group {group}: asked for {asked} ({num_ranks} ranks), there are {there} "
-        f"(Ray says {state}). Lower tensor_parallel_size or num_groups, add nodes, or use "
-        "backend=local, which lets ranks share cores. Nodes:"
-    ]
-    for node in ray.nodes():  # type: ignore[no-untyped-call]
-        has = ", ".join(f"{node['Resources'].get(kind, 0):g} {kind}" for kind in bundle)
-        alive = "" if node["Alive"] else " (dead)"
-        lines.append(f"  {node['NodeManagerAddress']} {node['NodeID'][:8]}: {has}{alive}")
-    return "\n".join(lines)
 
 
 def _how_it_ended(run: "ObjectRef[int]") -> str:

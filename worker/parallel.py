@@ -119,6 +119,7 @@ def join(
     start_timeout_s: float,
     timeout_s: float,
     listener: socket.socket | None = None,
+    own_address: str = "",
 ) -> Communicator:
     """Meet the other ranks of the group, by the fastest way that reaches all of them.
 
@@ -129,6 +130,7 @@ def join(
             rank for longer, less fails a group whose ranks are merely busy.
         listener: of rank 0, already listening at the meeting point; taken over, or closed if
             nobody needs to come there.
+        own_address: where the others reach this rank; empty: the one that routes to rank 0.
 
     Raises:
         MeetingFailed: a rank did not come in time, or does not fit.
@@ -164,7 +166,7 @@ def join(
             store,
             rank=rank,
             size=size,
-            own_address=address_towards(meeting.host, meeting.port or 1),
+            own_address=own_address or address_towards(meeting.host, meeting.port or 1),
             start_timeout_s=start_timeout_s,
             timeout_s=timeout_s,
         )

@@ -1,0 +1,1 @@
+"""Tests on several machines, which are namespaces of this one. Mark: `nodes`."""
