@@ -312,14 +312,14 @@ class Engine:
 
     def _apply(self, number: int, peer: bytes, result: StepResult, now: float) -> None:
         lane = self._lanes.get(number)
-        if self._scheduler is None or lane is None or peer != lane.peers[0]:
+        if self._scheduler is None or lane is None or peer != lane.peers[lane.answering]:
             self._back.drop(f"a result for group {number} that it did not have to give")
             return
         began = self._clock()
         try:
             outcome = self._scheduler.apply(number, result, now)
         except ProtocolError as error:
-            self._fail(number, lane.epoch, 0, str(error), now, step=result.step)
+            self._fail(number, lane.epoch, lane.answering, str(error), now, step=result.step)
             return
         self._news += outcome
         self._scheduler.meter.took("apply", self._clock() - began)
@@ -369,7 +369,9 @@ class Engine:
         except ConfigError as error:
             self._fail(ready.group, ready.epoch, -1, str(error), now)
             return
-        self._lanes[ready.group] = Lane(ready.epoch, group.peers)
+        stages = self._launch.scheduler.num_stages
+        answering = group.num_ranks // stages * (stages - 1)
+        self._lanes[ready.group] = Lane(ready.epoch, group.peers, answering)
         self._log.info(
             "group_ready", group=ready.group, epoch=ready.epoch, num_blocks=ready.num_blocks
         )

@@ -9,10 +9,12 @@ WINDOW_S = 10.0
 class Lane:
     """One group in service, from `Serve` to `Lose`."""
 
-    def __init__(self, epoch: int, peers: tuple[bytes, ...]) -> None:
+    def __init__(self, epoch: int, peers: tuple[bytes, ...], answering: int = 0) -> None:
+        """`answering` is the rank that answers: the first one of the last stage."""
         self.epoch = epoch
         self.peers = peers
         """In the order of ranks."""
+        self.answering = answering
         self.num_unanswered = 0
         self.num_steps = 0
         """Answered in this epoch."""

@@ -34,7 +34,11 @@ class RunnerConfig:
     ops: str = "auto"
     """Which set of operations; auto: the device's fast one."""
     tensor_parallel_size: int = 1
+    """Ranks of each stage."""
+    pipeline_parallel_size: int = 1
+    """Stages."""
     rank: int = 0
+    """Of the group, stage after stage."""
     ranks_on_host: int = 1
     """Ranks, of all groups, that share this host's memory; each takes its part of it (CPU)."""
     block_size: int = 16
@@ -57,6 +61,14 @@ class RunnerConfig:
     num_threads: int = 1
     """CPU threads for computing. More than the cores this rank has make it slower."""
 
+    @property
+    def stage(self) -> int:
+        return self.rank // self.tensor_parallel_size
+
+    @property
+    def rank_in_stage(self) -> int:
+        return self.rank % self.tensor_parallel_size
+
     def __post_init__(self) -> None:
         for name, known in (
             ("dtype", DTYPES),
@@ -69,16 +81,24 @@ class RunnerConfig:
                 raise ValueError(
                     f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}"
                 )
-        at_least_one = ("tensor_parallel_size", "ranks_on_host", "block_size", "max_num_seqs")
-        for name in (*at_least_one, "max_num_batched_tokens", "num_threads"):
+        sizes = ("tensor_parallel_size", "pipeline_parallel_size", "ranks_on_host")
+        for name in (
+            *sizes,
+            "block_size",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "num_threads",
+        ):
             _check_positive(name, getattr(self, name))
         for name in ("max_model_len", "kv_cache_memory_bytes", "num_kv_blocks"):
             if getattr(self, name) is not None:
                 _check_positive(name, getattr(self, name))
-        if not 0 <= self.rank < self.tensor_parallel_size:
+        num_ranks = self.tensor_parallel_size * self.pipeline_parallel_size
+        if not 0 <= self.rank < num_ranks:
             raise ValueError(
-                f"rank must be from 0 to {self.tensor_parallel_size - 1} "
-                f"(tensor_parallel_size={self.tensor_parallel_size}), got {self.rank}"
+                f"rank must be from 0 to {num_ranks - 1} "
+                f"(tensor_parallel_size={self.tensor_parallel_size}, "
+                f"pipeline_parallel_size={self.pipeline_parallel_size}), got {self.rank}"
             )
         if not 0.0 < self.gpu_memory_utilization <= 1.0:
             raise ValueError(

@@ -28,7 +28,7 @@ SMALL_BYTES = 64 * 1024
 on: two waits, but a rank of n sends 2 (n - 1) / n times the tensor instead of n - 1 times."""
 
 _SUMMED = (torch.float32, torch.bfloat16, torch.float16)
-_ALL_REDUCE, _SHARES, _BROADCAST, _GATHER = range(4)
+_ALL_REDUCE, _SHARES, _BROADCAST, _GATHER, _PAIR = range(5)
 
 
 class _Pairs(Protocol):
@@ -121,6 +121,25 @@ class GlooCommunicator:
             self._exchange(_BROADCAST, {}, {source: dense})
         return dense
 
+    def post(self, tensor: Tensor, peer: int) -> dist.Work:
+        """Begin to send a contiguous tensor to one other rank, which `take`s it.
+
+        It must stay as it is until `finish` has returned.
+        """
+        self._begin()
+        with self._blaming(peer):
+            return self._open_gloo().send([tensor], peer, self._tag(_PAIR))
+
+    def finish(self, sending: dist.Work, peer: int) -> None:
+        """Wait until `peer` has taken what was posted."""
+        with self._blaming(peer):
+            sending.wait(timedelta(seconds=self._timeout_s))
+
+    def take(self, into: Tensor, peer: int) -> None:
+        """Fill a contiguous tensor with what one other rank posts."""
+        self._begin()
+        self._exchange(_PAIR, {}, {peer: into})
+
     def close(self) -> None:
         if self._gloo is not None:
             self._gloo.shutdown()
@@ -148,6 +167,10 @@ class GlooCommunicator:
             raise self._describe(*self._failure)
         self._collective += 1
 
+    def _tag(self, kind: int) -> int:
+        """The number of a message, which keeps another collective's from being taken for it."""
+        return (self._collective * 8 + kind) % 2**31
+
     def _open_gloo(self) -> _Pairs:
         if self._gloo is None:
             raise RuntimeError(f"rank {self.rank} has closed its communicator")
@@ -156,11 +179,8 @@ class GlooCommunicator:
     def _exchange(
         self, kind: int, outgoing: dict[int, Tensor], incoming: dict[int, Tensor]
     ) -> None:
-        """Send to and receive from peers at once, and wait until all of it is through.
-
-        The tag keeps a rank that is in another collective from being understood.
-        """
-        tag = (self._collective * 4 + kind) % 2**31
+        """Send to and receive from peers at once, and wait until all of it is through."""
+        tag = self._tag(kind)
         gloo, works = self._open_gloo(), []
         for peer, part in incoming.items():
             with self._blaming(peer):

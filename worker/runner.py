@@ -27,41 +27,49 @@ from worker.kv_store import KVStore, choose_kv_dtype
 from worker.memory import Capacity, measure_memory
 from worker.models.decoder import Decoder
 from worker.models.loading import WeightLoader
-from worker.models.spec import ModelSpec, model_widths, read_spec
+from worker.models.spec import ModelSpec, model_stages, model_widths, read_spec
 from worker.ops.choice import find_draw, make_operations
 from worker.ops.cpu import CpuOperations
 from worker.ops.cpu_program import StepProgram
 from worker.ops.table import BatchInputs, Operations
 from worker.parallel import Communicator
+from worker.pipeline import NO_PIPES, Pipes
 from worker.prompt_scores import PromptScores
 from worker.sampler import Sampler, check_logits
 from worker.shards import deal_shards
-from worker.stages import deal_stages
-from worker.weights import Checkpoint
+from worker.weights import Checkpoint, Report
 
 SCORED_AT_ONCE = 64
 """Prompt tokens whose logits exist at the same time. More only costs memory."""
 
 
 class ModelRunner:
-    """One rank of a worker group: its shard of the model, its K/V and its slot table.
+    """One rank of a worker group: its part of the model, its K/V and its slot table.
 
     Call `load`, `measure` and `allocate` once, in this order, then `execute` for each plan.
-    Every rank of the group makes the same calls.
+    Every rank of the group makes the same calls. With several pipeline stages a rank waits for
+    the stage before and passes on to the one after; the first rank of the last stage samples
+    and answers, and every plan carries all of its tokens.
     """
 
-    def __init__(self, config: RunnerConfig, communicator: Communicator) -> None:
+    def __init__(
+        self, config: RunnerConfig, communicator: Communicator, pipes: Pipes = NO_PIPES
+    ) -> None:
         """Read the model's config; no weights yet.
+
+        Args:
+            communicator: of the ranks of this one's stage.
+            pipes: to the stages beside it.
 
         Raises:
             ModelError: the model cannot be served, or not with so long a context.
-            ImpossibleShards: it cannot be dealt to this many ranks.
+            ImpossibleShards, ImpossibleStages: it cannot be dealt to this many ranks.
         """
-        self._config, self._communicator = config, communicator
+        self._config, self._communicator, self._pipes = config, communicator, pipes
         self._device = torch.device(config.device)
         self.spec = read_spec(config.model_dir)
         shards = deal_shards(model_widths(self.spec), config.tensor_parallel_size)
-        self._shard = shards[config.rank]
+        self._shard = shards[config.rank_in_stage]
         self._vocab_widths = [shard.vocab_rows.size for shard in shards]
         self.max_model_len = _max_model_len(config, self.spec)
         self.dtype = choose_dtype(config.dtype, self.spec.dtype)
@@ -76,7 +84,7 @@ class ModelRunner:
             device=config.device,
             is_int8=config.quantization == "int8",
         )
-        self._stage = deal_stages(self.spec.num_layers, 1)[0]
+        self._stage = model_stages(self.spec, config.pipeline_parallel_size)[config.stage]
         self._geometry = kv_geometry(
             self.spec,
             self._shard,
@@ -91,14 +99,16 @@ class ModelRunner:
         self._program: StepProgram | None = None
         self._last_tokens: Tensor | None = None
         """By slot, the last sampled token: a GPU goes on with it before the host knows it."""
-        if self._runs_ahead:
+        if self._runs_ahead and config.pipeline_parallel_size == 1:
             self._last_tokens = torch.zeros(
                 config.max_num_seqs, dtype=torch.int64, device=self._device
             )
+        self._incoming: Tensor | None = None
+        """[max_num_batched_tokens, hidden], from the stage before"""
         self._scores = PromptScores(config.max_num_seqs)
         self._forwarded_at = 0.0
         self._sampler: Sampler | None = None
-        if config.rank == 0:
+        if self._stage.is_last and config.rank_in_stage == 0:
             vocab_size = self.spec.vocab_size
             guide = Guide(lambda: tokenizer_of(config.model_dir, vocab_size), vocab_size)
             self._sampler = Sampler(
@@ -106,16 +116,28 @@ class ModelRunner:
             )
         torch.set_num_threads(config.num_threads)
 
-    def load(self) -> None:
-        """Read this rank's slices of the weights.
+    def load(self, report: Report = lambda done, total: None) -> None:
+        """Read this rank's slices of the weights, and report now and then (see `Checkpoint`).
 
         Raises:
             DamagedCheckpoint: a file or tensor is missing, truncated or not as described.
         """
-        with torch.inference_mode(), Checkpoint(self._config.model_dir, self.dtype) as checkpoint:
-            loader = WeightLoader(checkpoint, self.spec, self._shard, self._ops, self._device)
+        with torch.inference_mode(), Checkpoint(
+            self._config.model_dir, self.dtype, report
+        ) as checkpoint:
+            loader = WeightLoader(
+                checkpoint, self.spec, self._shard, self._stage, self._ops, self._device
+            )
             weights = loader.load(self.max_model_len)
-        self._decoder = Decoder(self.spec, self._shard, weights, self._ops, self._communicator)
+        self._decoder = Decoder(
+            self.spec, self._shard, self._stage, weights, self._ops, self._communicator
+        )
+        if not self._stage.is_first:
+            self._incoming = torch.zeros(
+                (self._config.max_num_batched_tokens, self.spec.hidden_size),
+                dtype=self._ops.activation_dtype(self.dtype),
+                device=self._device,
+            )
 
     def measure(self) -> Capacity:
         """Run the largest step once and say how many KV blocks this rank could hold.
@@ -126,6 +148,7 @@ class ModelRunner:
         assert self._decoder is not None, "load comes before measure"
         # Every rank has loaded when this returns, so all see the same memory as free.
         self._communicator.all_reduce(torch.zeros(1, device=self._device))
+        self._pipes.meet(torch.zeros(1, device=self._device))
         measured = measure_memory(self._config, self._device, self._profile, self._known_bytes())
         if self._uses_graphs:
             measured = measured.less(self._estimate_graphs())
@@ -178,6 +201,7 @@ class ModelRunner:
         began = self._forwarded_at = time.perf_counter()
         assert self._table is not None, "allocate comes before begin"
         self._communicator.start_step(plan.step)
+        self._pipes.start_step(plan.step)
         slices = self._table.apply(plan)
         self._begin_and_end_sequences(plan)
         parts = _Parts([], {})
@@ -190,7 +214,7 @@ class ModelRunner:
             self._table.expect(slices),
             None if tokens is None else HostCopy(tokens),
             parts,
-            is_first_rank=self._config.rank == 0,
+            answers=self._sampler is not None,
             began=began,
             forward_s=self._forwarded_at - began,
         )
@@ -199,6 +223,7 @@ class ModelRunner:
         """Leave the group and give back all memory."""
         self._graphs = self._program = None  # before what they have recorded of the communicator
         self._communicator.close()
+        self._pipes.close()
         if isinstance(self._ops, CpuOperations):
             self._ops.team.close()
         if self._sampler is not None:
@@ -216,8 +241,13 @@ class ModelRunner:
                 self._sampler.admit(admission)
 
     def _compute(self, slices: Slices, parts: "_Parts") -> Tensor | None:
-        """[R] int64 tokens of the slices that sample, if any. On rank 0, adds to `parts`."""
+        """[R] int64 tokens of the slices that sample, if any, where they are known; the rank that
+        samples adds to `parts`."""
         assert self._table is not None
+        if self._pipes.after is not None:
+            self._pipes.after.send(self._forward(slices, None))
+            self._forwarded_at = time.perf_counter()
+            return None
         if self._sampler is not None:
             rows = np.flatnonzero(slices.samples)
             self._sampler.prepare(slices.slot[rows], slices.stop[rows], self._table.tokens)
@@ -225,30 +255,39 @@ class ModelRunner:
         scored = self._scores.wanted(slices)
         hidden = self._forward(slices, np.concatenate((sampling, scored)).astype(np.int64))
         self._forwarded_at = time.perf_counter()
-        if len(scored):
+        if len(scored) or self._scores.num_kept:
             parts.logprobs += self._score_prompts(slices, hidden[len(sampling) :])
         if not len(sampling):
             return None
-        tokens = self._communicator.broadcast(self._sample(slices, hidden[: len(sampling)], parts))
+        tokens = self._sample(slices, hidden[: len(sampling)], parts)
+        if self._pipes.before is not None:  # the others learn them with the next plan
+            return None if self._sampler is None else tokens
+        tokens = self._communicator.broadcast(tokens)
         if self._last_tokens is not None:
             slots = to_device(torch.from_numpy(slices.slot[slices.samples]), self._device)
             self._last_tokens.index_copy_(0, slots.long(), tokens)
         return tokens
 
-    def _forward(self, slices: Slices, rows: npt.NDArray[np.int64]) -> Tensor:
-        """Hidden states of some of the step's tokens, [len(rows), hidden]."""
+    def _forward(self, slices: Slices, rows: npt.NDArray[np.int64] | None) -> Tensor:
+        """Hidden states of some of the step's tokens, [len(rows), hidden]; None: of all."""
         assert self._decoder is not None
         assert self._store is not None
         assert self._table is not None
         batch = self._on_device(self._table.inputs(slices), slices)
+        if self._pipes.before is not None:
+            assert self._incoming is not None
+            self._pipes.before.receive(self._incoming[: batch.num_tokens])
+        wanted = None if rows is None else torch.from_numpy(rows)
         if self._program is not None:
-            return self._program.run(batch, torch.from_numpy(rows))
-        is_every_token = len(rows) == batch.num_tokens == len(slices.slot)
+            return self._program.run(batch, wanted)
+        is_every_token = rows is None or len(rows) == batch.num_tokens == len(slices.slot)
         if is_every_token and self._graphs is not None:
             hidden = self._graphs.run(batch)
             if hidden is not None:
                 return hidden
-        index = None if is_every_token else to_device(torch.from_numpy(rows), self._device)
+        index = None
+        if wanted is not None and not is_every_token:
+            index = to_device(wanted, self._device)
         return self._launch(batch, self._store.layers, index)
 
     def _on_device(self, batch: BatchInputs, slices: Slices) -> BatchInputs:
@@ -267,10 +306,12 @@ class ModelRunner:
     def _launch(self, batch: BatchInputs, layers: Sequence[Tensor], rows: Tensor | None) -> Tensor:
         assert self._decoder is not None
         self._ops.begin_step(batch, self._decoder.shape, self._config.block_size)
-        return self._decoder.forward(batch, layers, rows)
+        incoming = None if self._incoming is None else self._incoming[: batch.num_tokens]
+        return self._decoder.forward(batch, layers, rows, incoming)
 
     def _sample(self, slices: Slices, hidden: Tensor, parts: "_Parts") -> Tensor:
-        """[R] int64: chosen on rank 0, to be filled on the others. Adds to `parts`."""
+        """[R] int64: chosen on the stage's first rank, to be filled on the others. Adds to
+        `parts`."""
         rows = np.flatnonzero(slices.samples).astype(np.int32)
         size = self._sampled_at_once(len(rows))
         chosen = [
@@ -322,7 +363,7 @@ class ModelRunner:
         return parts
 
     def _gathered_logits(self, hidden: Tensor) -> Tensor | None:
-        """[R, vocab_size] float32 on rank 0, None elsewhere."""
+        """[R, vocab_size] float32 on the last stage's first rank, None on its others."""
         assert self._decoder is not None
         return self._communicator.gather_columns(self._decoder.logits(hidden), self._vocab_widths)
 
@@ -395,6 +436,8 @@ class ModelRunner:
         rows = batch.slice_offsets[1:].to(torch.int64) - 1
         program = self._make_program(layers)
         hidden = program.run(batch, rows) if program else self._launch(batch, layers, rows)
+        if not self._stage.is_last:
+            return
         logits = self._gathered_logits(hidden[: self._sampled_at_once(len(hidden))])
         if logits is None:
             return
@@ -409,7 +452,7 @@ class ModelRunner:
 
 @dataclass(slots=True)
 class _Parts:
-    """What rank 0 answers beside tokens."""
+    """What is answered beside tokens."""
 
     logprobs: list[LogprobRows]
     failed: dict[int, str]
@@ -429,13 +472,13 @@ class LaunchedStep:
         tokens: HostCopy | None,
         parts: _Parts,
         *,
-        is_first_rank: bool,
+        answers: bool,
         began: float,
         forward_s: float,
     ) -> None:
         self._plan, self._table, self._expected = plan, table, expected
         self._tokens, self._parts = tokens, parts
-        self._is_first_rank = is_first_rank
+        self._answers = answers
         self._began, self._forward_s = began, forward_s
 
     def is_done(self) -> bool:
@@ -443,7 +486,7 @@ class LaunchedStep:
         return self._tokens is None or self._tokens.is_here()
 
     def finish(self) -> StepResult | None:
-        """Wait for the tokens and take them in; rank 0 returns the result.
+        """Wait for the tokens and take them in; the rank that sampled them returns the result.
 
         Raises:
             BadLogits: no token can be sampled from what the model gave.
@@ -456,7 +499,7 @@ class LaunchedStep:
         if parts.unchecked is not None:
             best, slots = parts.unchecked
             check_logits(best.read(), slots)
-        if not self._is_first_rank:
+        if not self._answers:
             return None
         return StepResult(
             epoch=self._plan.epoch,

@@ -36,15 +36,15 @@ def tokenizer(smollm2: Path) -> Tokenizer:
 
 
 @pytest.fixture(scope="session")
-def loaded(smollm2: Path) -> Iterator[Callable[[int], LoadedRanks]]:
-    """The ranks of a tensor-parallel size, loaded when first asked for."""
+def loaded(smollm2: Path) -> Iterator[Callable[..., LoadedRanks]]:
+    """The ranks of a tensor- and a pipeline-parallel size, loaded when first asked for."""
     threads = torch.get_num_threads()
-    by_size: dict[int, LoadedRanks] = {}
+    by_size: dict[tuple[int, int], LoadedRanks] = {}
 
-    def get(tp: int) -> LoadedRanks:
-        if tp not in by_size:
-            by_size[tp] = LoadedRanks(smollm2, tp)
-        return by_size[tp]
+    def get(tp: int, pp: int = 1) -> LoadedRanks:
+        if (tp, pp) not in by_size:
+            by_size[tp, pp] = LoadedRanks(smollm2, tp, pp)
+        return by_size[tp, pp]
 
     yield get
     for ranks in by_size.values():

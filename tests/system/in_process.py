@@ -23,7 +23,7 @@ from scheduler.plan import LogprobRows, StepPlan, StepResult
 from scheduler.request import Finish, Rejection, Request, TokenBatch
 from scheduler.sampling import SamplingParams
 from scheduler.scheduler import Scheduler
-from tests.worker.groups import WorkerGroup
+from tests.worker.groups import WorkerGroup, only_answer
 from worker.runner import ModelRunner
 
 GROUP = 0
@@ -61,10 +61,14 @@ class Answer:
 class LoadedRanks:
     """The ranks of one group, with weights that are loaded once and used by many clusters."""
 
-    def __init__(self, model_dir: Path, tp: int) -> None:
-        self.tp = tp
-        self._group = WorkerGroup(model_dir, tp=tp, max_model_len=MAX_MODEL_LEN)
-        self._threads = ThreadPoolExecutor(tp, initializer=torch.set_num_threads, initargs=(1,))
+    def __init__(
+        self, model_dir: Path, tp: int, pp: int = 1, max_model_len: int = MAX_MODEL_LEN
+    ) -> None:
+        self.tp, self.pp, self.max_model_len = tp, pp, max_model_len
+        self._group = WorkerGroup(model_dir, tp=tp, pp=pp, max_model_len=max_model_len)
+        self._threads = ThreadPoolExecutor(
+            tp * pp, initializer=torch.set_num_threads, initargs=(1,)
+        )
         list(self._threads.map(ModelRunner.load, self._group.runners))
 
     def fresh(self, num_blocks: int, **settings: int) -> list[ModelRunner]:
@@ -72,24 +76,23 @@ class LoadedRanks:
         runners = []
         for loaded in self._group.runners:
             config = replace(loaded._config, num_kv_blocks=num_blocks, **settings)
-            runner = ModelRunner(config, loaded._communicator)
+            runner = ModelRunner(config, loaded._communicator, loaded._pipes)
             runner._decoder, runner._ops = loaded._decoder, loaded._ops
+            runner._incoming = loaded._incoming
             runner.allocate(num_blocks)
             runners.append(runner)
         return runners
 
     def execute(self, runners: Sequence[ModelRunner], frame: bytes) -> bytes:
-        """Every rank reads the same plan; rank 0's answer as it would be sent."""
+        """Every rank reads the same plan; the answer as it would be sent."""
 
         def one(runner: ModelRunner) -> StepResult | None:
             plan = FROM_ENGINE.decode(frame)
             assert isinstance(plan, StepPlan)
             return runner.execute(plan)
 
-        first, *others = self._threads.map(one, runners)
-        assert others == [None] * len(others)
-        assert first is not None
-        return TO_ENGINE.encode(first)
+        results = list(self._threads.map(one, runners))
+        return TO_ENGINE.encode(only_answer(results, self._group.answering))
 
     def close(self) -> None:
         self._threads.shutdown()
@@ -129,9 +132,12 @@ class InProcessCluster:
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=max_num_batched_tokens,
                 max_plans_in_flight=plans_in_flight,
+                num_stages=ranks.pp,
                 **scheduler,  # type: ignore[arg-type]  # a test's own words
             ),
-            ModelLimits(vocab_size=self.runners[0].spec.vocab_size, max_model_len=MAX_MODEL_LEN),
+            ModelLimits(
+                vocab_size=self.runners[0].spec.vocab_size, max_model_len=ranks.max_model_len
+            ),
             self.records.append,
         )
         self.now = 0.0

@@ -53,13 +53,13 @@ Runs = Callable[[Variant], Outcome]
 
 
 @pytest.fixture(scope="module")
-def outcome_of(loaded: Callable[[int], LoadedRanks], tokenizer: Tokenizer) -> Iterator[Runs]:
+def outcome_of(loaded: Callable[..., LoadedRanks], tokenizer: Tokenizer) -> Iterator[Runs]:
     """Each variant is run once, for all tests."""
     outcomes: dict[Variant, Outcome] = {}
 
     def get(variant: Variant) -> Outcome:
         if variant not in outcomes:
-            outcomes[variant] = run(loaded(variant.tp), probes(tokenizer), variant)
+            outcomes[variant] = run(loaded(variant.tp, variant.pp), probes(tokenizer), variant)
         return outcomes[variant]
 
     yield get

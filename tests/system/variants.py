@@ -27,6 +27,7 @@ class Variant:
     """What may differ without a token's differing."""
 
     tp: int = 1
+    pp: int = 1
     budget: int = 64
     block_size: int = 16
     cache: str = "on"

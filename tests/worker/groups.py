@@ -1,5 +1,6 @@
 """A whole worker group in one process: its ranks are threads that add up in rank order."""
 
+import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ from scheduler.plan import StepPlan, StepResult
 from worker.config import RunnerConfig
 from worker.memory import Capacity
 from worker.parallel import SingleRank
+from worker.pipeline import NUM_ON_THEIR_WAY, Pipes
 from worker.runner import LaunchedStep, ModelRunner
 
 Answer = TypeVar("Answer")
@@ -67,29 +69,83 @@ class ThreadCommunicator:
         return brought
 
 
+def only_answer(results: Sequence[StepResult | None], answering: int) -> StepResult:
+    """What the rank `answering` said; the others must say nothing."""
+    assert [result is not None for result in results] == [
+        rank == answering for rank in range(len(results))
+    ]
+    answer = results[answering]
+    assert answer is not None
+    return answer
+
+
+class ThreadPipe:
+    """`worker.pipeline.Pipe` between threads."""
+
+    def __init__(self, outgoing: "queue.Queue[Tensor]", incoming: "queue.Queue[Tensor]") -> None:
+        self._outgoing, self._incoming = outgoing, incoming
+
+    def start_step(self, step: int) -> None:
+        pass
+
+    def send(self, tensor: Tensor) -> None:
+        self._outgoing.put(tensor.clone(), timeout=60)
+
+    def receive(self, into: Tensor) -> None:
+        came = self._incoming.get(timeout=60)
+        assert (came.shape, came.dtype) == (into.shape, into.dtype)
+        into.copy_(came)
+
+    def close(self) -> None:
+        pass
+
+
+def _make_pipes(tp: int, pp: int) -> list[Pipes]:
+    """Of all ranks, stage after stage."""
+    before: list[ThreadPipe | None] = [None] * tp
+    pipes = []
+    for stage in range(pp):
+        after: list[ThreadPipe | None] = [None] * tp
+        following: list[ThreadPipe | None] = [None] * tp
+        for place in range(tp if stage + 1 < pp else 0):
+            there: queue.Queue[Tensor] = queue.Queue(NUM_ON_THEIR_WAY)
+            back: queue.Queue[Tensor] = queue.Queue(NUM_ON_THEIR_WAY)
+            after[place], following[place] = ThreadPipe(there, back), ThreadPipe(back, there)
+        pipes += [Pipes(before[place], after[place]) for place in range(tp)]
+        before = following
+    return pipes
+
+
 class WorkerGroup:
     """The runners of all ranks, called together. A context: leaving it closes them."""
 
-    def __init__(self, model_dir: Path, *, tp: int = 1, **settings: object) -> None:
+    def __init__(self, model_dir: Path, *, tp: int = 1, pp: int = 1, **settings: object) -> None:
         defaults: dict[str, object] = {
             "max_num_seqs": 8,
             "max_num_batched_tokens": 1024,
             "num_kv_blocks": 64,
         }
-        meeting = _Meeting(tp)
+        meetings = [_Meeting(tp) for _ in range(pp)]
+        pipes = _make_pipes(tp, pp)
         self.runners = [
             ModelRunner(
                 RunnerConfig(
                     model_dir=model_dir,
                     tensor_parallel_size=tp,
+                    pipeline_parallel_size=pp,
                     rank=rank,
                     **{**defaults, **settings},  # type: ignore[arg-type]  # a test's own words
                 ),
-                SingleRank() if tp == 1 else ThreadCommunicator(rank, tp, meeting),
+                SingleRank()
+                if tp == 1
+                else ThreadCommunicator(rank % tp, tp, meetings[rank // tp]),
+                pipes[rank],
             )
-            for rank in range(tp)
+            for rank in range(tp * pp)
         ]
-        self._threads = ThreadPoolExecutor(tp)
+        self.answering = tp * (pp - 1)
+        """The rank that answers"""
+        self._threads = ThreadPoolExecutor(tp * pp)
 
     def __enter__(self) -> "WorkerGroup":
         return self
@@ -115,12 +171,8 @@ class WorkerGroup:
         """What each rank has launched."""
         return self._together(lambda runner: runner.begin(plan))
 
-    @staticmethod
-    def finish(steps: list[LaunchedStep]) -> StepResult:
-        first, *others = [step.finish() for step in steps]
-        assert others == [None] * len(others)
-        assert first is not None
-        return first
+    def finish(self, steps: list[LaunchedStep]) -> StepResult:
+        return only_answer([step.finish() for step in steps], self.answering)
 
     def _together(self, call: Callable[[ModelRunner], Answer]) -> list[Answer]:
         return list(self._threads.map(call, self.runners))

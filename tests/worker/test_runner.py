@@ -258,6 +258,17 @@ def test_a_prefix_written_in_the_same_step_can_be_shared(tmp_path: Path) -> None
     assert_greedy(model, second)
 
 
+def test_the_last_token_of_a_prompt_is_scored_also_where_it_comes_alone(tmp_path: Path) -> None:
+    _, folder = save_model("llama", tmp_path)
+    asking = SamplingParams(temperature=0.0, max_tokens=None, seed=0, prompt_logprobs=0)
+    with WorkerGroup(folder) as group:
+        driver = make_driver(group)
+        sequence = driver.admit(random_prompt(9, seed=6), asking)
+        results = [run_step(group, driver, [(sequence, count)]) for count in (8, 1)]
+
+    assert sorted(logprobs_by_position(results)) == list(range(1, 9))
+
+
 def test_a_preempted_sequence_resumes_with_its_output_given(tmp_path: Path) -> None:
     model, folder = save_model("qwen3", tmp_path)
     asking = SamplingParams(temperature=0.0, max_tokens=None, seed=0, prompt_logprobs=0)

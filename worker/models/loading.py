@@ -11,6 +11,7 @@ from worker.models.rope import rope_table
 from worker.models.spec import ModelSpec
 from worker.ops.table import HeadNorms, Linear, Operations
 from worker.shards import Shard, Span
+from worker.stages import Stage
 from worker.weights import Checkpoint
 
 
@@ -22,10 +23,11 @@ class WeightLoader:
         checkpoint: Checkpoint,
         spec: ModelSpec,
         shard: Shard,
+        stage: Stage,
         ops: Operations,
         device: torch.device,
     ) -> None:
-        self._checkpoint, self._spec, self._shard = checkpoint, spec, shard
+        self._checkpoint, self._spec, self._shard, self._stage = checkpoint, spec, shard, stage
         self._ops, self._device = ops, device
         self._q_rows = _scaled(shard.q_heads, spec.head_dim)
         self._kv_rows = _scaled(shard.kv_heads, spec.head_dim)
@@ -37,26 +39,39 @@ class WeightLoader:
         Raises:
             DamagedCheckpoint: a tensor is missing, unreadable or of another shape.
         """
-        spec, rows = self._spec, self._shard.vocab_rows
-        vocabulary = (spec.vocab_size, spec.hidden_size)
-        table = "model.embed_tokens.weight"
-        if spec.ties_embeddings:
-            lm_head = embedding = self._pack(self._read(table, vocabulary, rows=rows), None)
-        else:
-            kept = self._ops.pack_embedding(self._read(table, vocabulary, rows=rows))
-            embedding = self._kept(kept)
-            lm_head = self._pack(self._read("lm_head.weight", vocabulary, rows=rows), None)
-        layers = tuple(self._layer(index) for index in range(spec.num_layers))
+        spec, stage = self._spec, self._stage
+        lm_head = self._lm_head() if stage.is_last else None
+        embedding = self._embedding(lm_head) if stage.is_first else None
+        layers = tuple(self._layer(index) for index in range(stage.layers.start, stage.layers.stop))
+        final_norm = None
+        if stage.is_last:
+            final_norm = self._vector("model.norm.weight", spec.hidden_size)
         trim_heap()
         cos_sin = rope_table(spec.rope, spec.head_dim, max_positions).to(self._device)
         return DecoderWeights(
             embedding=embedding,
             layers=layers,
-            final_norm=self._vector("model.norm.weight", spec.hidden_size),
+            final_norm=final_norm,
             lm_head=lm_head,
             cos_sin=cos_sin,
             num_bytes=self._num_bytes + cos_sin.nbytes,
         )
+
+    def _embedding(self, lm_head: Linear | None) -> Linear:
+        """Where the model ties them, the output layer's own values, rounded as they are there."""
+        if self._spec.ties_embeddings:
+            return self._lm_head() if lm_head is None else lm_head
+        return self._kept(self._ops.pack_embedding(self._vocabulary("model.embed_tokens.weight")))
+
+    def _lm_head(self) -> Linear:
+        is_tied = self._spec.ties_embeddings
+        name = "model.embed_tokens.weight" if is_tied else "lm_head.weight"
+        return self._pack(self._vocabulary(name), None)
+
+    def _vocabulary(self, name: str) -> Tensor:
+        spec = self._spec
+        shape = (spec.vocab_size, spec.hidden_size)
+        return self._read(name, shape, rows=self._shard.vocab_rows)
 
     def _layer(self, index: int) -> LayerWeights:
         spec, hidden = self._spec, self._spec.hidden_size

@@ -6,6 +6,7 @@ triple a worker's start. Both styles of writing are understood: `rope_theta` and
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from worker.errors import ModelError, UnsupportedModel
 from worker.models.registry import Architecture, find_architecture
 from worker.models.rope_spec import ROPE_KINDS, RopeSpec
 from worker.shards import ModelWidths
+from worker.stages import Stage, deal_stages
 from worker.window import NO_WINDOW
 
 
@@ -43,11 +45,20 @@ class ModelSpec:
     dtype: str
     """That of the checkpoint, as its config says."""
 
+    @property
+    def num_parameters(self) -> int:
+        """Of the whole model; tied ones once. Biases and the norms of heads are left out."""
+        heads = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim
+        layer = self.hidden_size * (heads + 3 * self.mlp_columns + 2)
+        tables = 1 if self.ties_embeddings else 2
+        vocabulary = tables * self.vocab_size * self.hidden_size
+        return self.num_layers * layer + vocabulary + self.hidden_size
+
 
 class _Fields:
     """A config.json's fields by name and type; errors name the field and the file."""
 
-    def __init__(self, fields: dict[str, object], file: Path, prefix: str = "") -> None:
+    def __init__(self, fields: Mapping[str, object], file: Path, prefix: str = "") -> None:
         self._fields, self._file, self._prefix = fields, file, prefix
 
     def get(self, name: str) -> object:
@@ -124,6 +135,15 @@ def read_spec(model_dir: Path) -> ModelSpec:
         UnsupportedModel: an architecture or a setting that the decoder does not compute.
         ModelError: config.json is missing, is no JSON object, or a field is wrong.
     """
+    return spec_from(read_config(model_dir), model_dir / "config.json")
+
+
+def read_config(model_dir: Path) -> dict[str, object]:
+    """A folder's config.json.
+
+    Raises:
+        ModelError: it is missing, or is no JSON object.
+    """
     file = model_dir / "config.json"
     try:
         content = json.loads(file.read_bytes())
@@ -133,6 +153,15 @@ def read_spec(model_dir: Path) -> ModelSpec:
         raise ModelError(f"{file} is not valid JSON: {error}") from None
     if not isinstance(content, dict):
         raise ModelError(f"{file} must hold a JSON object, got a {type(content).__name__}")
+    return content
+
+
+def spec_from(content: Mapping[str, object], file: Path) -> ModelSpec:
+    """The shape that a config says; `file` is what errors name.
+
+    Raises:
+        UnsupportedModel, ModelError: as `read_spec`.
+    """
     fields = _Fields(content, file)
     return _spec(fields, *find_architecture(fields.texts("architectures")))
 
@@ -145,6 +174,19 @@ def model_widths(spec: ModelSpec) -> ModelWidths:
         mlp_columns=spec.mlp_columns,
         vocab_rows=spec.vocab_size,
     )
+
+
+def model_stages(spec: ModelSpec, size: int) -> tuple[Stage, ...]:
+    """The model's layers dealt to pipeline stages.
+
+    The output layer counts half: a decode step needs it for all of its tokens, a prompt for one.
+
+    Raises:
+        ImpossibleStages: there are more stages than layers.
+    """
+    attention = 2 * (spec.num_heads + spec.num_kv_heads) * spec.head_dim
+    layer = spec.hidden_size * (attention + 3 * spec.mlp_columns)
+    return deal_stages(spec.num_layers, size, spec.hidden_size * spec.vocab_size / layer / 2)
 
 
 def _spec(fields: _Fields, name: str, architecture: Architecture) -> ModelSpec:

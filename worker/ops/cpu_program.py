@@ -38,16 +38,17 @@ class StepProgram:
         self._recording = recording
         self._batch = Batch()
 
-    def run(self, batch: BatchInputs, rows: Tensor) -> Tensor:
+    def run(self, batch: BatchInputs, rows: Tensor | None) -> Tensor:
         """Compute one step.
 
         Shapes:
-            rows: [R] int64, the tokens whose hidden states are wanted
+            rows: [R] int64, the tokens whose hidden states are wanted; None: those of all, if
+                what was recorded leaves none out
         Returns:
             [R, hidden], until the next run
         """
         assert batch.num_tokens <= self._max_tokens, f"{batch.num_tokens} tokens"
-        num_rows = rows.shape[0]
+        num_rows = batch.num_tokens if rows is None else rows.shape[0]
         fill(self._batch, batch, self._block_size)
         self._batch.num_wanted, self._batch.wanted = num_rows, pointer(rows)
         reached = self._ops.team.run(self._operations, self._batch)
