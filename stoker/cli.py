@@ -51,6 +51,7 @@ def make_parser() -> argparse.ArgumentParser:
         ("chat", _chat, _for_chat, "Talk with a model in the terminal."),
         ("serve", _serve, _for_serve, "Bring a cluster up and keep it until SIGINT or SIGTERM."),
         ("status", _status, _for_status, "How a running cluster is."),
+        ("plan", _plan, _for_plan, "What of a model fits where; starts nothing."),
         ("doctor", _doctor, _for_doctor, "Examine this host, or the nodes of a Ray cluster."),
         ("fetch", _fetch, _for_fetch, "Bring a model onto this machine."),
         ("version", _version, _for_version, "Print the version."),
@@ -135,6 +136,14 @@ def _for_status(parser: argparse.ArgumentParser) -> None:
 def _for_doctor(parser: argparse.ArgumentParser) -> None:
     _add_model(parser)
     parser.add_argument("--json", action="store_true", help="JSON instead of a table")
+    _add_settings(parser)
+
+
+def _for_plan(parser: argparse.ArgumentParser) -> None:
+    from stoker.plan_command import add_plan_arguments
+
+    _add_model(parser)
+    add_plan_arguments(parser)
     _add_settings(parser)
 
 
@@ -281,6 +290,12 @@ def _doctor(arguments: argparse.Namespace) -> int:
     from stoker.doctor_command import doctor
 
     return doctor(arguments)
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    from stoker.plan_command import plan
+
+    return plan(arguments)
 
 
 def _fetch(arguments: argparse.Namespace) -> int:

@@ -92,13 +92,21 @@ def weight_bytes(
     spec: ModelSpec, shard: Shard, stage: Stage, form: Form, max_model_len: int
 ) -> int:
     """All that a rank reads of a checkpoint, as it holds it, and the table of angles."""
-    total = stage.layers.size * _layer_bytes(spec, shard, form)
-    total += max_model_len * spec.head_dim * 4
+    total = read_bytes(spec, shard, stage, form) + max_model_len * spec.head_dim * 4
     rows, hidden = shard.vocab_rows.size, spec.hidden_size
-    if stage.is_last:
-        total += hidden * form.activation_bytes + form.linear_bytes(rows, hidden)
-    if stage.is_first and not (spec.ties_embeddings and stage.is_last):
+    if stage.is_first and spec.ties_embeddings:
+        total += 0 if stage.is_last else form.linear_bytes(rows, hidden)
+    elif stage.is_first:
         total += rows * hidden * DTYPE_BYTES[form.dtype]
+    return total
+
+
+def read_bytes(spec: ModelSpec, shard: Shard, stage: Stage, form: Form) -> int:
+    """Of `weight_bytes` what every step reads, however few tokens it has."""
+    total = stage.layers.size * _layer_bytes(spec, shard, form)
+    if stage.is_last:
+        total += spec.hidden_size * form.activation_bytes
+        total += form.linear_bytes(shard.vocab_rows.size, spec.hidden_size)
     return total
 
 
