@@ -45,8 +45,8 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave out tests for a GPU, or for a browser, where there is none: they are not skipped,
-    but not there."""
+    """Leave out tests for a GPU, for a browser, or on several machines where there are none: they
+    are not skipped, but not there."""
     if any("gpu" in item.keywords for item in items):
         import torch
 
@@ -57,3 +57,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
         if chromium() is None:
             items[:] = [item for item in items if item.get_closest_marker("browser") is None]
+    if any("nodes" in item.keywords for item in items):
+        from tests.nodes.rig import can_make_machines
+
+        if not can_make_machines():
+            items[:] = [item for item in items if item.get_closest_marker("nodes") is None]
