@@ -166,6 +166,16 @@ def test_case_112_ray_outlives_the_drain_of_the_engine_on_it() -> None:
         assert cast("int", spec["terminationGracePeriodSeconds"]) > drained_s
 
 
+def test_the_engine_shares_with_the_ray_beside_it_what_a_driver_needs() -> None:
+    """Its files, its shared memory and its processes: by trial, a driver in a PID namespace of its
+    own is kept waiting for a minute and then refused."""
+    head, _ = pods_of("kuberay/raycluster.yaml")
+    assert cast("Tree", head["spec"])["shareProcessNamespace"] is True
+    mounts = [cast("list[Tree]", one["volumeMounts"]) for one in containers(head).values()]
+    assert mounts[0] == mounts[1]
+    assert {"/tmp/ray", "/dev/shm"} <= {str(mount["mountPath"]) for mount in mounts[0]}
+
+
 def test_every_pod_that_serves_may_be_evicted_only_as_its_budget_allows() -> None:
     for where, trees in manifests().items():
         if where == "kuberay/rayjob.yaml":
