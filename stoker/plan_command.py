@@ -213,7 +213,9 @@ def _print_table(table: "Table") -> None:
     from rich.console import Console
 
     console = Console(highlight=False, markup=False)
-    console.print(table, width=None if console.is_terminal else WIDE)
+    if not console.is_terminal:
+        console.width = WIDE
+    console.print(table)
 
 
 def _layout_text(layout: Layout) -> str:

@@ -155,12 +155,17 @@ class WorkerGroup:
             runner.close()
         self._threads.shutdown()
 
+    def load(self) -> None:
+        self._together(lambda runner: runner.load())
+
+    def measure(self) -> list[Capacity]:
+        """What each rank says."""
+        return self._together(lambda runner: runner.measure())
+
     def start(self) -> Capacity:
         """Load, measure and allocate; the least capacity of all ranks."""
-        self._together(lambda runner: runner.load())
-        capacity = min(
-            self._together(lambda runner: runner.measure()), key=lambda one: one.num_blocks
-        )
+        self.load()
+        capacity = min(self.measure(), key=lambda one: one.num_blocks)
         self._together(lambda runner: runner.allocate(capacity.num_blocks))
         return capacity
 
