@@ -71,6 +71,8 @@ class SlotTable:
         """Tokens that the log holds, or that precede the first one it needed to hold."""
         self._num_admissions: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)
         """Of each slot so far: tells its sequences apart."""
+        self._row_of: Int32Array = np.zeros(max_num_seqs, dtype=np.int32)
+        """Of the step's slices by slot, to find two of one slot."""
         self._epoch: int | None = None
         self._step = 0
 
@@ -105,17 +107,21 @@ class SlotTable:
 
     def inputs(self, slices: Slices) -> BatchInputs:
         """The step's tensors, on the CPU."""
-        row = np.repeat(slices.slot, slices.count)
-        position = np.arange(slices.num_tokens, dtype=np.int64)
-        position += np.repeat(slices.start - slices.offsets[:-1], slices.count)
-        block = self.blocks.rows[row, position // self._block_size].astype(np.int64)
+        if slices.num_tokens == len(slices.slot):
+            row, position = slices.slot, slices.start.astype(np.int64)
+        else:
+            row = np.repeat(slices.slot, slices.count)
+            position = np.arange(slices.num_tokens, dtype=np.int64)
+            position += np.repeat(slices.start - slices.offsets[:-1], slices.count)
+        column, in_block = np.divmod(position, self._block_size)
+        cell = self.blocks.rows[row, column] * np.int64(self._block_size) + in_block
         context = slices.stop
         longest = int(context.max())
         table = self.blocks.rows[slices.slot, : blocks_for(longest, self._block_size)]
         return BatchInputs(
             token_ids=torch.from_numpy(self.tokens[row, position].astype(np.int64)),
             positions=torch.from_numpy(position),
-            cells=torch.from_numpy(block * self._block_size + position % self._block_size),
+            cells=torch.from_numpy(cell),
             slice_offsets=torch.from_numpy(slices.offsets),
             block_tables=torch.from_numpy(np.ascontiguousarray(table)),
             context_lens=torch.from_numpy(context),
@@ -208,16 +214,28 @@ class SlotTable:
     def _check_slices(self, slices: Slices, given: Int32Array) -> None:
         slot, start, stop = slices.slot, slices.start, slices.stop
         self._check_held(slot, "sliced")
-        if len(np.unique(slot)) != len(slot):
+        row = np.arange(len(slot), dtype=np.int32)
+        self._row_of[slot] = row
+        if (self._row_of[slot] != row).any():
             raise self._error("has two slices of one slot")
-        self._refuse(slices.count < 1, slot, slices.count, "slice length", "at least 1")
-        self._refuse(start != self._num_computed[slot], slot, start, "start", self._num_computed)
-        room = np.minimum(self.blocks.lengths * self._block_size, self._max_model_len)
-        self._refuse(stop > room[slot], slot, stop, "end of slice", room)
+        computed, known = self._num_computed[slot], self._num_known[slot]
+        room = np.minimum(self.blocks.lengths[slot] * self._block_size, self._max_model_len)
         missing = slices.count - given
-        self._refuse((missing < 0) | (missing > 1), slot, given, "given tokens", "count or less 1")
-        is_unknown = (missing == 1) & (self._num_known[slot] != stop)
-        self._refuse(is_unknown, slot, stop, "end of a slice of known tokens", self._num_known)
+        rules: tuple[tuple[BoolArray, Int32Array, str, Int32Array | str], ...] = (
+            (slices.count < 1, slices.count, "slice length", "at least 1"),
+            (start != computed, start, "start", computed),
+            (stop > room, stop, "end of slice", room),
+            ((missing < 0) | (missing > 1), given, "given tokens", "count or less 1"),
+            (
+                (missing == 1) & (known != stop),
+                stop,
+                "end of a slice of known tokens",
+                known,
+            ),
+        )
+        if np.logical_or.reduce([is_wrong for is_wrong, *_ in rules]).any():
+            for is_wrong, got, name, wanted in rules:
+                self._refuse(is_wrong, slot, got, name, wanted)
 
     def _refuse(
         self,
@@ -227,10 +245,10 @@ class SlotTable:
         name: str,
         wanted: Int32Array | str,
     ) -> None:
-        """Raise for the first wrong slice; `wanted` is a rule, or a number per slot."""
+        """Raise for the first wrong slice; `wanted` is a rule, or a number per slice."""
         if is_wrong.any():
             row = int(is_wrong.argmax())
-            rule = wanted if isinstance(wanted, str) else int(wanted[slot[row]])
+            rule = wanted if isinstance(wanted, str) else int(wanted[row])
             raise self._error(f"has for slot {slot[row]} {name} {got[row]}; the mirror has {rule}")
 
     def _write_given(self, slices: Slices, given: Int32Array, token: Int32Array) -> None:

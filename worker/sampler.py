@@ -61,6 +61,18 @@ class SampledRows:
     """[R] each row's largest logit, for `check_logits`, if they are still on another device"""
 
 
+@dataclass(frozen=True, slots=True)
+class _AskedRows:
+    """What the sequences of some slots ask for. [R] each, the tensors on the sampler's device."""
+
+    slots: Int32Array
+    edited_until: npt.NDArray[np.int64]
+    has_logprobs: bool
+    temperature: Tensor
+    filters: Filters
+    seed: Tensor
+
+
 class Sampler:
     """The sampling parameters of all slots, as columns, and what is kept of their past.
 
@@ -92,6 +104,8 @@ class Sampler:
         self._top_k = np.full(max_num_seqs, vocab_size, dtype=np.int64)
         self._top_p = np.ones(max_num_seqs, dtype=np.float64)
         self._min_p = np.zeros(max_num_seqs, dtype=np.float64)
+        self._asked: _AskedRows | None = None
+        """What the last step's sequences ask for; most steps have the same ones as the last."""
 
     def admit(self, admission: Admission) -> None:
         """Take over the parameters of the sequence that now has the slot."""
@@ -99,6 +113,7 @@ class Sampler:
         assert not self._is_held[slot], f"slot {slot} is admitted twice"
         assert asked.seed is not None or asked.is_greedy, f"slot {slot} draws without a seed"
         self._is_held[slot] = True
+        self._asked = None
         self._seed[slot] = 0 if asked.seed is None else asked.seed
         self._is_greedy[slot] = asked.is_greedy
         self._num_logprobs[slot] = NO_LOGPROBS if asked.logprobs is None else asked.logprobs
@@ -165,8 +180,8 @@ class Sampler:
             BadLogits: a row holds NaN or numbers no float32 arithmetic can divide.
         """
         assert logits.shape == (len(slots), self._vocab_size), f"logits are {logits.shape}"
-        assert bool(self._is_held[slots].all()), f"some of slots {slots} are not admitted"
-        is_edited = positions < self._edited_until[slots]
+        asked = self._asked_by(slots)
+        is_edited = positions < asked.edited_until
         unchecked = None
         if not is_edited.any():
             best, token = self._choose(logits, slots, positions)
@@ -186,11 +201,28 @@ class Sampler:
             token[index] = self._choose_edited(
                 logits.index_select(0, index), slots[edited], positions[edited], history
             )
-        rows = np.arange(len(slots), dtype=np.int32) if rows is None else rows
         failed = {} if self._guide is None else self._guide.failures(slots.tolist())
+        if not asked.has_logprobs:
+            return SampledRows(token, None, failed, unchecked)
+        rows = np.arange(len(slots), dtype=np.int32) if rows is None else rows
         return SampledRows(
             token, self._score(logits, token, slots, positions, rows, failed), failed, unchecked
         )
+
+    def _asked_by(self, slots: Int32Array) -> "_AskedRows":
+        """Gathered from the columns, and kept until a sequence comes or other slots are asked."""
+        asked = self._asked
+        if asked is None or not np.array_equal(asked.slots, slots):
+            assert bool(self._is_held[slots].all()), f"some of slots {slots} are not admitted"
+            asked = self._asked = _AskedRows(
+                slots=slots,
+                edited_until=self._edited_until[slots],
+                has_logprobs=bool((self._num_logprobs[slots] != NO_LOGPROBS).any()),
+                temperature=self._on_device(self._temperature[slots]).float(),
+                filters=self._filters_of(slots),
+                seed=self._on_device(self._seed[slots]),
+            )
+        return asked
 
     def _choose_edited(
         self, logits: Tensor, slots: Int32Array, positions: Int32Array, history: Int32Array
@@ -230,14 +262,15 @@ class Sampler:
     def _choose_by_kernel(
         self, draw: Draw, logits: Tensor, slots: Int32Array, positions: Int32Array
     ) -> tuple[Tensor, Tensor]:
-        asked = self._filters_of(slots)
+        asked = self._asked_by(slots)
+        filters = asked.filters
         drawn = draw(
             logits,
-            self._on_device(self._temperature[slots]).float(),
-            asked.top_k,
-            asked.top_p,
-            asked.min_p,
-            self._on_device(self._seed[slots]),
+            asked.temperature,
+            filters.top_k,
+            filters.top_p,
+            filters.min_p,
+            asked.seed,
             self._on_device(positions.astype(np.int64)),
         )
         return drawn.best, drawn.token
@@ -301,7 +334,10 @@ def check_logits(best: Tensor, slots: Int32Array) -> None:
         BadLogits: names them.
     """
     values = best.cpu().numpy()
-    is_bad = ~(np.abs(values) < LARGEST) & ~np.isneginf(values)
+    is_good = np.abs(values) < LARGEST
+    if is_good.all():
+        return
+    is_bad = ~is_good & ~np.isneginf(values)
     if is_bad.any():
         raise BadLogits(tuple(slots[is_bad].tolist()), tuple(values[is_bad].tolist()))
 
