@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from msgspec import Struct
 
-from cluster.setting import AtLeastOne, PortNumber, Positive, setting
+from cluster.setting import AtLeastOne, NotNegative, PortNumber, Positive, TimeOrNone, setting
 
 
 class HttpConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -56,6 +56,14 @@ class HttpConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     keep_alive_s: Annotated[Positive, setting("Idle connections are closed after this time.")] = (
         75.0
     )
+    resume_s: Annotated[
+        TimeOrNone,
+        setting("A call with an idempotency key is kept so long for a client that is gone."),
+    ] = 30.0
+    resume_bytes: Annotated[
+        NotNegative,
+        setting("Memory of each process for kept calls. More: more clients may come back late."),
+    ] = 64 << 20
     max_prompts_per_request: Annotated[
         AtLeastOne, setting("Prompts of one call above which it is refused.")
     ] = 128

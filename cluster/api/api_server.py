@@ -9,9 +9,10 @@ from typing import TypeVar
 from starlette.requests import Request
 
 from cluster.api.api_metrics import ApiMetrics
-from cluster.api.calls import Call
+from cluster.api.calls import Call, submit_all
 from cluster.api.errors import NOT_READY, SHUTTING_DOWN, UNKNOWN_MODEL, ApiError
 from cluster.api.exchange import Exchange, note_call
+from cluster.api.kept_calls import KeptCall, KeptCalls
 from cluster.api.sse import Deliveries
 from cluster.api.step_audience import StepAudience
 from cluster.frontend.draft import Draft
@@ -47,8 +48,9 @@ class ApiServer:
         self.audience = StepAudience(engine)
         self.deliveries = Deliveries()
         self.metrics = ApiMetrics(metrics_dir)
-        self.calls: dict[str, Call] = {}
-        """Calls that are not answered yet, by our own id, such as "cmpl-…"."""
+        self.calls: dict[int, Call] = {}
+        """Calls that are not answered yet, by `id`: several may read the same requests."""
+        self.kept = KeptCalls(engine, keep_s=config.resume_s, max_bytes=config.resume_bytes)
         self._wall_clock = wall_clock
         self.created = self.now()
         """When this process began."""
@@ -162,14 +164,28 @@ class ApiServer:
         Raises:
             InvalidRequest, EngineUnreachable, ...: none was submitted.
         """
+        model, requests = self.model_names[0], submit_all(self.engine, drafts)
+        return self._opened(Call(call_id, self.engine, requests, self._forget), model)
+
+    def open_kept(self, kept: KeptCall) -> Call:
+        """Read the requests of a call that outlives this one. Whoever opens it closes it."""
+
+        def leave(call: Call) -> None:
+            self._forget(call)
+            self.kept.leave(kept)
+
         model = self.model_names[0]
-        call = Call(call_id, self.engine, drafts, self._forget)
+        self.kept.enter(kept)
+        call = Call(kept.call_id, self.engine, kept.requests, leave, is_kept=True)
+        return self._opened(call, model)
+
+    def _opened(self, call: Call, model: str) -> Call:
         note_call(call, model)
-        self.calls[call_id] = call
+        self.calls[id(call)] = call
         return call
 
     def _forget(self, call: Call) -> None:
-        del self.calls[call.id]
+        del self.calls[id(call)]
 
 
 def server_of(request: Request) -> ApiServer:

@@ -18,7 +18,9 @@ from cluster.api.errors import (
     TIMED_OUT,
     ApiError,
     ErrorKind,
+    bad_request,
 )
+from cluster.api.position import LAST_EVENT_ID, Place, Position
 from cluster.frontend.draft import Draft
 from cluster.frontend.errors import RequestError
 from cluster.frontend.loop_client import LoopClient
@@ -28,22 +30,46 @@ from scheduler.request import Finish
 T = TypeVar("T")
 
 
-class Call:
-    """The live requests of one HTTP call, in the order of its prompts.
-
-    Raises:
-        InvalidRequest, EngineUnreachable, ...: a request could not be submitted; then none is.
+def submit_all(engine: LoopClient, drafts: Sequence[Draft]) -> list[LiveRequest]:
     """
+    Raises:
+        InvalidRequest, EngineUnreachable, ...: one could not be submitted; then none is.
+    """
+    requests: list[LiveRequest] = []
+    try:
+        for draft in drafts:
+            requests.append(engine.submit(draft))
+    except Exception:
+        cancel_all(engine, requests)
+        raise
+    return requests
+
+
+def cancel_all(engine: LoopClient, requests: Sequence[LiveRequest]) -> None:
+    """End whatever still runs."""
+    for request in requests:
+        with contextlib.suppress(RequestError):  # there is no engine to tell
+            engine.cancel(request)
+
+
+class Call:
+    """The live requests of one HTTP call, in the order of its prompts."""
 
     def __init__(
         self,
         call_id: str,
         engine: LoopClient,
-        drafts: Sequence[Draft],
+        requests: Sequence[LiveRequest],
         on_close: Callable[["Call"], None],
+        *,
+        is_kept: bool = False,
     ) -> None:
+        """
+        Args:
+            is_kept: whether the requests outlive this call, because somebody may come back.
+        """
         self.id = call_id
-        self.requests: list[LiveRequest] = []
+        self.requests = requests
         self.has_left = False
         """Whether the client closed its connection before it had the answer."""
         self._engine = engine
@@ -52,12 +78,9 @@ class Call:
         self._deliver: Callable[[], None] = self._bell.set
         self._watch: asyncio.Task[None] | None = None
         self._is_closed = False
-        try:
-            for draft in drafts:
-                self.requests.append(engine.submit(draft, self._ring))
-        except Exception:
-            self.cancel()
-            raise
+        self._is_kept = is_kept
+        for request in requests:
+            request.watchers.append(self._ring)
 
     @property
     def outputs(self) -> list[LiveOutput]:
@@ -71,6 +94,8 @@ class Call:
     def is_over(self) -> bool:
         """Whether nothing more will come that belongs to an answer."""
         is_done = True
+        if self.has_left:
+            return True
         for request in self.requests:
             if request.failure is not None:
                 return True
@@ -91,6 +116,8 @@ class Call:
             kind = _KIND_BY_FINISH.get(output.finish)
             if kind is not None:
                 return self._error_of_end(output, kind)
+        if self.has_left and not self.is_done:
+            return ApiError("the client left", CANCELLED)
         return None
 
     def leave_with(self, receive: Receive) -> None:
@@ -121,6 +148,25 @@ class Call:
         self._bell.set()  # the same news is for whoever reads the outputs
         self._raise_failure(unless_begun=True)
 
+    async def reach(self, position: Position) -> None:
+        """Wait until the outputs are as far as a reader was who left.
+
+        Raises:
+            ApiError: 400, the position is not of such a call.
+            Exception: `failure`.
+        """
+        outputs, places = self.outputs, position.reached
+        if len(position.places) != len(outputs):
+            raise bad_request(
+                f"{LAST_EVENT_ID} speaks of {len(position.places)} outputs, this call has "
+                f"{len(outputs)}",
+                LAST_EVENT_ID,
+            )
+        while not self.is_over and not all(map(_has_reached, outputs, places)):
+            await self.news()
+        self._bell.set()
+        self._raise_failure()
+
     async def finish(self) -> None:
         """Wait for the end of all outputs.
 
@@ -133,9 +179,15 @@ class Call:
 
     def cancel(self) -> None:
         """End whatever still runs."""
-        for request in self.requests:
-            with contextlib.suppress(RequestError):  # there is no engine to tell
-                self._engine.cancel(request)
+        cancel_all(self._engine, self.requests)
+
+    def leave(self) -> None:
+        """The client is gone."""
+        self.has_left = True
+        if self._is_kept:
+            self.wake()
+        else:
+            self.cancel()
 
     def close(self) -> None:
         """The answer is out, or there will be none. Idempotent."""
@@ -145,7 +197,11 @@ class Call:
         if self._watch is not None:
             self._watch.cancel()
         self._deliver = self._bell.set
-        self.cancel()
+        if self._is_kept:
+            for request in self.requests:
+                request.watchers.remove(self._ring)
+        else:
+            self.cancel()
         self._on_close(self)
 
     def _ring(self, _: LiveRequest) -> None:
@@ -168,8 +224,13 @@ class Call:
 
     async def _cancel_on_disconnect(self, receive: Receive) -> None:
         await _left(receive)
-        self.has_left = True
-        self.cancel()
+        self.leave()
+
+
+def _has_reached(output: LiveOutput, place: Place | None) -> bool:
+    if place is None or not output.is_live:
+        return True
+    return len(output.token_ids) >= place.num_tokens and not place.has_ended
 
 
 async def unless_left(receive: Receive, work: Coroutine[None, None, T]) -> T:

@@ -151,7 +151,7 @@ class EventStream(Response):
     def cut_off(self) -> None:
         """End the call, and the connection without another word."""
         _log.warning("reader_cut_off", call=self._call.id, unsent_bytes=self.unsent_bytes)
-        self._call.cancel()
+        self._call.leave()
         if self._connection is not None:
             self._connection.abort()
 

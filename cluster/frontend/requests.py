@@ -32,7 +32,8 @@ class LiveOutput:
         self.handle = handle
         self.token_ids: list[int] = []
         self.texts: list[str] = []
-        """Joined they are the text so far."""
+        """What each token made certain, often nothing, and after its end the rest. Joined they
+        are the text so far."""
         self.logprobs: list[TokenLogprobs | None] = []
         """Of each token, where asked for."""
         self.arrivals_s = array("d")
@@ -63,12 +64,11 @@ class LiveOutput:
         self.token_ids.append(token_id)
         self.arrivals_s.append(now_s)
         if self._stream is None or not adds_text:
+            self.texts.append("")
             return False
         if self._plain is None:
             return self._take(self._stream.feed((token_id,)))
-        text = self._plain.feed_one(token_id)
-        if text:
-            self.texts.append(text)
+        self.texts.append(self._plain.feed_one(token_id))
         return False
 
     def end(self, finish: Finish, stop_reason: int | None = None, *, message: str = "") -> None:
@@ -78,8 +78,7 @@ class LiveOutput:
             self.finish, self.stop_reason, self.message = finish, stop_reason, message
 
     def _take(self, delta: TextDelta) -> bool:
-        if delta.text:
-            self.texts.append(delta.text)
+        self.texts.append(delta.text)
         if delta.stopped_by is None:
             return False
         self.finish, self.stop_reason = Finish.STOP, delta.stopped_by

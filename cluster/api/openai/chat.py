@@ -56,6 +56,11 @@ async def create_chat_completion(request: Request, body: ChatBody) -> Response:
 
     call = await generation.call(drafts, num_chars=num_chars(body.messages))
     answer = ChatAnswer(
-        call, body, created=generation.created, model=generation.model, tool_use=tool_use
+        call,
+        body,
+        created=generation.created,
+        model=generation.model,
+        tool_use=tool_use,
+        is_resumable=generation.is_resumable,
     )
     return await generation.answer(call, answer)

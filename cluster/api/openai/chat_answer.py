@@ -21,10 +21,12 @@ from cluster.api.openai.chat_shapes import (
 from cluster.api.openai.chunk_frame import ChunkFrame
 from cluster.api.openai.completion_shapes import prompt_logprobs
 from cluster.api.openai.growth import Growth, OutputReader
+from cluster.api.openai.item_ids import item_ids
 from cluster.api.openai.token_logprobs import LogprobReader, prompt_entries
 from cluster.api.openai.tools.growth import AnswerGrowth, growth_of
 from cluster.api.openai.tools.use import ToolUse
 from cluster.api.openai.usage import usage_of
+from cluster.api.position import Marks, Position
 from cluster.frontend.requests import LiveOutput
 
 
@@ -39,6 +41,7 @@ class ChatAnswer:
         created: int,
         model: str,
         tool_use: ToolUse | None = None,
+        is_resumable: bool = False,
     ) -> None:
         self._call, self._body = call, body
         self._created, self._model = created, model
@@ -46,11 +49,30 @@ class ChatAnswer:
         self._readers = [
             OutputReader(output, self._logprobs(output)) for output in self._request.outputs
         ]
-        self._parsers = [None if tool_use is None else tool_use.parser() for _ in self._readers]
+        self._parsers = [
+            None if tool_use is None else tool_use.parser(item_ids(call.id, f"calls of {index}"))
+            for index in range(len(self._readers))
+        ]
         self._has_begun = [False] * len(self._readers)
+        self._marks = Marks(created, len(self._readers)) if is_resumable else None
         self._frame = ChunkFrame(
-            call, body, kind="chat.completion.chunk", created=created, model=model
+            call,
+            body,
+            kind="chat.completion.chunk",
+            created=created,
+            model=model,
+            marks=self._marks,
         )
+
+    def skip(self, position: Position) -> None:
+        assert self._marks is not None
+        for index, place in enumerate(position.places):
+            if place is not None:
+                self._has_begun[index] = True
+                self._marks.begin(index)
+                list(self._chunks(index, self._readers[index].read_to(place)))
+        self._marks.check(position)
+        self._frame.skip(position)
 
     def growth(self) -> bytes:
         events: list[bytes] = []
@@ -108,11 +130,16 @@ class ChatAnswer:
         shows_ids = bool(self._body.return_token_ids)
         if not self._has_begun[index]:
             self._has_begun[index] = True
+            if self._marks is not None:
+                self._marks.begin(index)
             yield ChatChunkChoice(
                 index=index,
                 delta=ChatDelta(role="assistant", content=""),
                 prompt_token_ids=self._request.draft.prompt_token_ids if shows_ids else UNSET,
             )
+        if self._marks is not None:
+            has_ended = growth.finish_reason is not None
+            self._marks.advance(index, growth.token_ids, has_ended=has_ended)
         said = self._said(index, growth)
         is_visible = said.content or said.calls or growth.entries or growth.finish_reason
         if not is_visible and not shows_ids:

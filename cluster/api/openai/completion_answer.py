@@ -16,13 +16,22 @@ from cluster.api.openai.growth import Growth, OutputReader
 from cluster.api.openai.sampling import is_scoring
 from cluster.api.openai.token_logprobs import LogprobReader, TokenEntry, prompt_entries
 from cluster.api.openai.usage import usage_of
+from cluster.api.position import Marks, Place, Position
 from cluster.frontend.requests import LiveOutput, LiveRequest
 
 
 class CompletionAnswer:
     """Reads the outputs of a call. Output j of prompt i has index i * n + j."""
 
-    def __init__(self, call: Call, body: CompletionBody, *, created: int, model: str) -> None:
+    def __init__(
+        self,
+        call: Call,
+        body: CompletionBody,
+        *,
+        created: int,
+        model: str,
+        is_resumable: bool = False,
+    ) -> None:
         self._call, self._body = call, body
         self._created, self._model = created, model
         self._is_scoring = is_scoring(body)
@@ -31,11 +40,34 @@ class CompletionAnswer:
             for request in call.requests
             for output in request.outputs
         ]
-        self._frame = ChunkFrame(call, body, kind="text_completion", created=created, model=model)
+        self._marks = Marks(created, len(self._readers)) if is_resumable else None
+        self._frame = ChunkFrame(
+            call, body, kind="text_completion", created=created, model=model, marks=self._marks
+        )
 
     def growth(self) -> bytes:
-        chunks = [reader.read(i, is_whole=False) for i, reader in enumerate(self._readers)]
-        return b"".join([self._frame.event(chunk) for chunk in chunks if chunk is not None])
+        events: list[bytes] = []
+        for i, reader in enumerate(self._readers):
+            growth = reader.growth()
+            if growth is None:
+                continue
+            if self._marks is not None:
+                has_ended = growth.finish_reason is not None
+                self._marks.advance(i, growth.token_ids, has_ended=has_ended)
+            choice = reader.choice(i, growth, is_whole=False)
+            if choice is not None:
+                events.append(self._frame.event(choice))
+        return b"".join(events)
+
+    def skip(self, position: Position) -> None:
+        assert self._marks is not None
+        for i, (reader, place) in enumerate(zip(self._readers, position.places, strict=True)):
+            if place is not None:
+                growth = reader.growth_to(place)
+                self._marks.advance(i, growth.token_ids, has_ended=place.has_ended)
+                reader.choice(i, growth, is_whole=False)
+        self._marks.check(position)
+        self._frame.skip(position)
 
     def closing(self) -> bytes:
         return self._frame.closing(is_scoring=self._is_scoring)
@@ -49,7 +81,7 @@ class CompletionAnswer:
             output.handle for request in self._call.requests for output in self._best(request)
         ]
         readers = {reader.output.handle: reader for reader in self._readers}
-        choices = [readers[handle].read(i, is_whole=True) for i, handle in enumerate(chosen)]
+        choices = [readers[handle].whole(i) for i, handle in enumerate(chosen)]
         return Completion(
             id=self._call.id,
             created=self._created,
@@ -93,12 +125,23 @@ class _ChoiceReader:
             )
         self._reader = OutputReader(output, logprobs)
 
-    def read(self, index: int, *, is_whole: bool) -> CompletionChoice | None:
+    def growth(self) -> Growth | None:
+        """What the output gained."""
+        return self._reader.read()
+
+    def growth_to(self, place: Place) -> Growth:
+        return self._reader.read_to(place)
+
+    def whole(self, index: int) -> CompletionChoice | None:
+        growth = self.growth()
+        assert growth is not None, "read twice"
+        return self.choice(index, growth, is_whole=True)
+
+    def choice(self, index: int, growth: Growth, *, is_whole: bool) -> CompletionChoice | None:
         """The choice, or what it gained; None if there is nothing to tell."""
-        growth = self._reader.read()
-        if growth is not None and self._is_scoring:
+        if self._is_scoring:
             growth = _without_output(growth)
-        if growth is None or not self._shows(growth):
+        if not self._shows(growth):
             return None
         is_first, self._has_begun = not self._has_begun, True
         body, shows_ids = self._body, bool(self._body.return_token_ids)

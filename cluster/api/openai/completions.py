@@ -37,5 +37,11 @@ async def create_completion(request: Request, body: CompletionBody) -> Response:
         return found
 
     call = await generation.call(drafts, num_chars=num_chars(prompts))
-    answer = CompletionAnswer(call, body, created=generation.created, model=generation.model)
+    answer = CompletionAnswer(
+        call,
+        body,
+        created=generation.created,
+        model=generation.model,
+        is_resumable=generation.is_resumable,
+    )
     return await generation.answer(call, answer)

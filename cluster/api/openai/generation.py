@@ -10,14 +10,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from cluster.api.api_server import ApiServer, server_of
-from cluster.api.calls import Call, unless_left
+from cluster.api.calls import Call, submit_all, unless_left
 from cluster.api.errors import bad_request
 from cluster.api.exchange import label_of
+from cluster.api.kept_calls import KeptCall
 from cluster.api.openai.generation_body import GenerationBody
+from cluster.api.openai.keyed import Keyed, keyed_of
 from cluster.api.openai.prompts import Drafting, checked_num_kept
 from cluster.api.openai.sampling import check_shared
 from cluster.api.openai.structure import may_need_grammar, naming_structure
 from cluster.api.openai.unknown_fields import refusal_of, unknown_fields, warning_of
+from cluster.api.position import Position
 from cluster.api.sse import Chunks, EventStream
 from cluster.frontend.draft import Draft, RequestOptions
 from cluster.frontend.tokenizer import Tokenizer
@@ -39,6 +42,13 @@ class Answer(Chunks, Protocol):
     def whole(self) -> Struct:
         """All of it, once all outputs have ended."""
 
+    def skip(self, position: Position) -> None:
+        """Go on from where a reader was who has left. Only before anything was read.
+
+        Raises:
+            ApiError: 410, what it had is not the beginning of this answer.
+        """
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
@@ -54,6 +64,13 @@ class Generation:
     info: ServerInfo
     headers: dict[str, str]
     """Of the answer."""
+    keyed: Keyed | None
+    """What makes it a call that can be come back to."""
+
+    @property
+    def is_resumable(self) -> bool:
+        """Whether events of its stream have ids."""
+        return self.keyed is not None
 
     def drafting(self, sampling: SamplingParams, *, num_prompts: int = 1) -> Drafting:
         """What its drafts have in common.
@@ -75,29 +92,50 @@ class Generation:
             info=self.info,
             sampling=sampling,
             options=_options_of(self.request, body, self.call_id, config.default_timeout_s),
-            draw_seed=self.server.engine.draw_seed,
+            draw_seed=self.server.engine.draw_seed if self.keyed is None else self.keyed.seeds(),
             num_kept=checked_num_kept(body.truncate_prompt_tokens),
         )
 
     async def call(
         self, work: Callable[[Tokenizer | None], Sequence[Draft]], *, num_chars: int
     ) -> Call:
-        """Make the drafts on a thread of the pool, and submit them.
+        """Make the drafts on a thread of the pool, and submit them, unless that was done before.
 
         Raises:
             InvalidRequest, EngineUnreachable, ...: nothing was submitted.
         """
+        server, keyed = self.server, self.keyed
+        kept = None if keyed is None else server.kept.find(keyed.name)
+        drafts = await self._drafts(work, num_chars) if kept is None else ()
+        if keyed is None:
+            call = server.open_call(self.call_id, drafts)
+        else:
+            kept = server.kept.find(keyed.name)  # another call may have been quicker
+            if kept is None:
+                kept = self._keep(keyed, drafts)
+            keyed.check(kept)
+            call = server.open_kept(kept)
+        call.leave_with(self.request.receive)
+        return call
+
+    def _keep(self, keyed: Keyed, drafts: Sequence[Draft]) -> KeptCall:
+        """Submit requests that outlive their first reader."""
+        server = self.server
+        requests = submit_all(server.engine, drafts)
+        kept = KeptCall(keyed.name, self.call_id, keyed.fingerprint, self.created, requests)
+        server.kept.keep(kept)
+        return kept
+
+    async def _drafts(
+        self, work: Callable[[Tokenizer | None], Sequence[Draft]], num_chars: int
+    ) -> Sequence[Draft]:
         if may_need_grammar(self.body):
             num_chars += LONG_CHARS  # it must not take the last thread from plain calls
         with naming_structure(self.body):
             encoding = self.server.encode(work, num_chars=num_chars)
             if num_chars < LONG_CHARS:
-                drafts = await encoding
-            else:
-                drafts = await unless_left(self.request.receive, encoding)
-        call = self.server.open_call(self.call_id, drafts)
-        call.leave_with(self.request.receive)
-        return call
+                return await encoding
+            return await unless_left(self.request.receive, encoding)
 
     async def answer(self, call: Call, answer: Answer) -> Response:
         """The response, whole or as a stream. The call is closed when it is out.
@@ -106,8 +144,13 @@ class Generation:
             Exception: why there is none. A stream that has begun says so in an event instead.
         """
         if self.body.wants_stream:
+            position = None if self.keyed is None else self.keyed.position
             try:
-                await call.begin()
+                if position is None:
+                    await call.begin()
+                else:
+                    await call.reach(position)
+                    answer.skip(position)
             except BaseException:
                 call.close()
                 raise
@@ -131,15 +174,24 @@ async def begin_generation(request: Request, body: GenerationBody, prefix: str) 
     server = server_of(request)
     info = await server.loaded()
     model = server.model_named(body.model)
+    keyed = await keyed_of(request, wants_stream=body.wants_stream)
+    kept = None if keyed is None else server.kept.find(keyed.name)
+    created = server.now()
+    if keyed is not None and keyed.position is not None:
+        created = keyed.position.created
+    if keyed is not None and kept is not None:
+        keyed.check(kept)
+        created = kept.created
     return Generation(
         server=server,
         request=request,
         body=body,
-        call_id=prefix + server.draw_id(),
-        created=server.now(),
+        call_id=prefix + (server.draw_id() if keyed is None else keyed.digest[:24]),
+        created=created,
         model=model,
         info=info,
         headers=_warnings(server, body),
+        keyed=keyed,
     )
 
 

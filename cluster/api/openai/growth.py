@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from cluster.api.openai.token_logprobs import LogprobReader, TokenEntry
+from cluster.api.position import Place
 from cluster.frontend.requests import LiveOutput
 from scheduler.request import Finish
 
@@ -55,10 +56,24 @@ class OutputReader:
         num_tokens = len(output.token_ids)
         if not ends and num_tokens == self._num_tokens and len(output.texts) == self._num_texts:
             return None
-        text = "".join(output.texts[self._num_texts :])
-        token_ids = output.token_ids[self._num_tokens :]
-        self._num_texts, self._num_tokens = len(output.texts), num_tokens
+        return self._read(num_tokens, len(output.texts), finish_reason if ends else None)
+
+    def read_to(self, place: Place) -> Growth:
+        """The news up to a place that the output has reached, as they were when it was there."""
+        num_tokens, output = place.num_tokens, self.output
+        if not place.has_ended:
+            return self._read(num_tokens, num_tokens, None)
+        return self._read(num_tokens, len(output.texts), _FINISH_REASONS.get(output.finish))
+
+    def _read(
+        self, num_tokens: int, num_texts: int, finish_reason: Literal["stop", "length"] | None
+    ) -> Growth:
+        output = self.output
+        text = "".join(output.texts[self._num_texts : num_texts])
+        token_ids = output.token_ids[self._num_tokens : num_tokens]
+        self._num_texts, self._num_tokens = num_texts, num_tokens
         self._num_chars += len(text)
-        self._is_over = self._is_over or ends
-        entries = None if self._logprobs is None else self._logprobs.take(self._num_chars)
-        return Growth(text, token_ids, entries, finish_reason if ends else None, output.stop_reason)
+        self._is_over = self._is_over or finish_reason is not None
+        logprobs = self._logprobs
+        entries = None if logprobs is None else logprobs.take(self._num_chars, num_tokens)
+        return Growth(text, token_ids, entries, finish_reason, output.stop_reason)

@@ -69,7 +69,7 @@ async def create_response(request: Request, body: ResponsesBody) -> Response:
         created=generation.created,
         model=generation.model,
         tool_use=tool_use,
-        draw_id=server.draw_id,
+        is_resumable=generation.is_resumable,
     )
     return await generation.answer(call, answer)
 

@@ -1,6 +1,6 @@
 """The answer to one call of `/v1/responses`, whole or as typed events."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 
 import msgspec
 from pydantic import BaseModel
@@ -8,6 +8,7 @@ from pydantic import BaseModel
 from cluster.api.calls import Call
 from cluster.api.errors import ApiError
 from cluster.api.openai.growth import Growth, OutputReader
+from cluster.api.openai.item_ids import item_ids
 from cluster.api.openai.responses_body import ResponsesBody
 from cluster.api.openai.responses_output import Event, OutputItems
 from cluster.api.openai.responses_shapes import (
@@ -21,6 +22,7 @@ from cluster.api.openai.responses_shapes import (
 from cluster.api.openai.token_logprobs import LogprobReader
 from cluster.api.openai.tools.use import ToolUse
 from cluster.api.openai.usage import usage_of
+from cluster.api.position import Marks, Position
 
 _ENCODER = msgspec.json.Encoder()
 
@@ -36,7 +38,7 @@ class ResponsesAnswer:
         created: int,
         model: str,
         tool_use: ToolUse | None,
-        draw_id: Callable[[], str],
+        is_resumable: bool = False,
     ) -> None:
         self._call, self._body = call, body
         self._created, self._model = created, model
@@ -49,33 +51,63 @@ class ResponsesAnswer:
                 output, request.draft, num_likeliest=body.top_logprobs or 0, keeps_all=False
             )
         self._reader = OutputReader(output, logprobs)
-        self._items = OutputItems(
-            None if tool_use is None else tool_use.parser(), lambda prefix: prefix + draw_id()
-        )
+        parser = None if tool_use is None else tool_use.parser(item_ids(call.id, "calls"))
+        self._items = OutputItems(parser, item_ids(call.id, "items"))
+        self._marks = Marks(created, 1) if is_resumable else None
+        self._has_begun = self._has_closed = False
         self._num_events = 0
         self._is_cut = False
+        self._ahead = b""
+        """Frames that are due before any others."""
 
     def growth(self) -> bytes:
+        ahead, self._ahead = self._ahead, b""
+        return ahead + self._grow(self._reader.read())
+
+    def skip(self, position: Position) -> None:
+        assert self._marks is not None
+        (place,) = position.places
+        if place is not None:
+            self._grow(self._reader.read_to(place))
+        self._num_events = position.num_events
+        if position.split is not None:
+            towards, num_there = position.split
+            self._num_events -= num_there  # made again, and not sent
+            self._ahead = self._grow(self._reader.read_to(towards), num_there)
+        self._marks.check(position)
+        self._has_closed = position.has_closing
+
+    def _grow(self, growth: Growth | None, num_skipped: int = 0) -> bytes:
+        """Frames of what the output gained, but for the first few."""
+        before = "" if self._marks is None else self._marks.place
         events: list[Event] = []
-        if not self._num_events:
+        if not self._has_begun:
+            self._has_begun = True
+            if self._marks is not None:
+                self._marks.begin(0)
             response = self._response("in_progress")
             events += (
                 {"type": kind, "response": response}
                 for kind in ("response.created", "response.in_progress")
             )
-        growth = self._reader.read()
         if growth is not None:
             events += self._take(growth)
-        return self._frames(events)
+            if self._marks is not None:
+                has_ended = growth.finish_reason is not None
+                self._marks.advance(0, growth.token_ids, has_ended=has_ended)
+        return b"".join(self._frames(events, before)[num_skipped:])
 
     def closing(self) -> bytes:
+        if self._has_closed:
+            return b""
         response = self._response(self._final_status)
-        return self._frames([{"type": f"response.{response.status}", "response": response}])
+        event: Event = {"type": f"response.{response.status}", "response": response}
+        return b"".join(self._frames([event], suffix="-u"))
 
     def failing(self, error: ApiError) -> bytes:
         failure = ResponseFailure(code="server_error", message=str(error))
         response = self._response("failed", failure)
-        return self._frames([{"type": "response.failed", "response": response}])
+        return b"".join(self._frames([{"type": "response.failed", "response": response}]))
 
     def whole(self) -> ResponseObject:
         """The answer, once the output has ended."""
@@ -95,15 +127,26 @@ class ResponsesAnswer:
     def _final_status(self) -> Status:
         return "incomplete" if self._is_cut else "completed"
 
-    def _frames(self, events: Iterable[Event]) -> bytes:
-        """Numbered through the whole stream; each names its type twice, as the protocol has it."""
+    def _frames(self, events: Sequence[Event], before: str = "", suffix: str = "") -> list[bytes]:
+        """Numbered through the whole stream; each names its type twice, as the protocol has it.
+
+        Args:
+            before: the reader's place before these events.
+            suffix: of the last one's id.
+        """
         frames: list[bytes] = []
-        for event in events:
+        marks, id_line = self._marks, b""
+        for count, event in enumerate(events, 1):
             event["sequence_number"] = self._num_events
             self._num_events += 1
-            frames.append(f"event: {event['type']}\ndata: ".encode())
-            frames.append(_ENCODER.encode(event) + b"\n\n")
-        return b"".join(frames)
+            if marks is not None and count == len(events):
+                id_line = marks.line(f"-n{self._num_events}{suffix}")
+            elif marks is not None:
+                towards = f"-s{marks.place}p{count}-n{self._num_events}"
+                id_line = marks.line(towards, place=before)
+            data = _ENCODER.encode(event)
+            frames.append(b"%bevent: %b\ndata: %b\n\n" % (id_line, _type_of(event), data))
+        return frames
 
     def _response(self, status: Status, error: ResponseFailure | None = None) -> ResponseObject:
         body, is_over = self._body, status != "in_progress"
@@ -140,6 +183,10 @@ class ResponsesAnswer:
             output_tokens=usage.completion_tokens,
             total_tokens=usage.total_tokens,
         )
+
+
+def _type_of(event: Event) -> bytes:
+    return str(event["type"]).encode()
 
 
 def _said(part: BaseModel | None) -> dict[str, object]:

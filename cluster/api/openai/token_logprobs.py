@@ -74,11 +74,12 @@ class LogprobReader:
         self._first_offset = first_offset
         self._num_taken = 0
 
-    def take(self, num_chars: int) -> list[TokenEntry]:
-        """Entries not given yet of tokens that begin within the first `num_chars` characters."""
+    def take(self, num_chars: int, num_tokens: int) -> list[TokenEntry]:
+        """Entries not given yet of those among the first `num_tokens` tokens that begin within
+        the first `num_chars` characters."""
         entries: list[TokenEntry] = []
         output = self._output
-        while self._num_taken < len(output.token_ids):
+        while self._num_taken < num_tokens:
             token_id = output.token_ids[self._num_taken]
             is_text = token_id not in self._skipped and self._offsets.here < num_chars
             if not is_text and not self._keeps_all and token_id not in self._skipped:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import cast
 
-from cluster.api.calls import Call
+from cluster.api.calls import Call, submit_all
 from cluster.frontend.draft import Draft, RequestOptions, draft_of
 from cluster.frontend.loop_client import LoopClient
 from cluster.frontend.requests import LiveRequest, Watcher
@@ -51,7 +51,8 @@ class LocalEngine:
             seed=0,
             request_id="call",
         )
-        return Call("call", cast(LoopClient, self), [draft], lambda _: None)
+        engine = cast(LoopClient, self)
+        return Call("call", engine, submit_all(engine, [draft]), lambda _: None)
 
     def speak(self, request: Request, ids: Sequence[int], num_before: int, finish: Finish) -> None:
         """More tokens of one output."""

@@ -3,14 +3,16 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
+from typing import cast
 
 from starlette.types import Message
 
-from cluster.api.calls import Call
+from cluster.api.calls import Call, submit_all
 from cluster.api.errors import ApiError
 from cluster.api.sse import CONNECTION, Connection, Deliveries, EventStream
 from cluster.frontend.draft import Draft, RequestOptions, draft_of
-from cluster.frontend.requests import LiveRequest, Watcher
+from cluster.frontend.loop_client import LoopClient
+from cluster.frontend.requests import LiveRequest
 from cluster.frontend.session import FrontSession
 from cluster.frontend.tokenizer import Tokenizer
 from cluster.http_config import HttpConfig
@@ -31,9 +33,8 @@ class LocalEngine:
         self.tokenizer = Tokenizer(llama3_like())
         self.session.receive(make_info(), 0.0)
 
-    def submit(self, draft: Draft, watcher: Watcher) -> LiveRequest:
+    def submit(self, draft: Draft) -> LiveRequest:
         live, _ = self.session.submit(draft, 0.0)
-        live.watchers.append(watcher)
         return live
 
     def cancel(self, live: LiveRequest) -> None:
@@ -100,7 +101,9 @@ class Scene:
     def __init__(self, *, write_timeout_s: float = 30.0) -> None:
         self.out: list[str] = []
         self.engine = LocalEngine()
-        self.call = Call("call", self.engine, [self.engine.draft()], lambda _: None)  # type: ignore[arg-type]
+        engine = cast(LoopClient, self.engine)
+        requests = submit_all(engine, [self.engine.draft()])
+        self.call = Call("call", engine, requests, lambda _: None)
         self.connection = FakeConnection(self.out)
         self.may_send = asyncio.Event()
         self.may_send.set()

@@ -3,8 +3,7 @@
 import contextlib
 import dataclasses
 import json
-import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -125,12 +124,16 @@ class ToolUse:
             mark for mark in marks if tokenizer.token_id(mark) in tokenizer.special_ids
         )
 
-    def parser(self) -> ToolParser:
-        """A reader for one output."""
+    def parser(self, new_id: Callable[[str], str]) -> ToolParser:
+        """A reader for one output.
+
+        Args:
+            new_id: makes the id of a call, which begins with the text given.
+        """
         return ToolParser(
             self.tool_format,
             [each.name for each in self._callable()],
-            new_id=new_call_id,
+            new_id=lambda: new_id("call_"),
             most_calls=self.most_calls,
         )
 
@@ -172,10 +175,6 @@ def tool_use_of(
     template = template_for_tools(templates)
     tool_format = format_of(template) if parser == "auto" else FORMATS[parser]
     return ToolUse(functions=tuple(functions), choice=choice, tool_format=tool_format)
-
-
-def new_call_id() -> str:
-    return f"call_{secrets.token_hex(12)}"
 
 
 def _content_schema(wanted: StructuredOutputs) -> Schema:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer as RawTokenizer
 
+from cluster.api.openai.item_ids import item_ids
 from cluster.api.openai.prompts import Drafting
 from cluster.api.openai.tools.formats import HERMES, LLAMA3
 from cluster.api.openai.tools.use import (
@@ -184,5 +185,5 @@ def test_each_output_has_a_parser_and_each_call_an_id_of_its_own() -> None:
     found = use(WEATHER)
     assert found is not None
     call = '<tool_call>{"name": "weather", "arguments": {}}</tool_call>'
-    ids = {found.parser().feed(call)[0].call_id for _ in range(3)}  # type: ignore[union-attr]
+    ids = {found.parser(item_ids("call", str(i))).feed(call)[0].call_id for i in range(3)}  # type: ignore[union-attr]
     assert len(ids) == 3
