@@ -17,6 +17,7 @@ from cluster.logs import EventLog
 from cluster.messages import (
     FromEngine,
     GroupStopped,
+    RankPhase,
     Refusal,
     Shutdown,
     StartPhases,
@@ -24,11 +25,20 @@ from cluster.messages import (
     SupervisorHello,
     ToEngine,
     WorkerFailed,
+    WorkerGreeting,
     WorkerHello,
     WorkerReady,
 )
 from cluster.wire import FROM_ENGINE, PROTOCOL_VERSION, TO_ENGINE
 from scheduler.plan import StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerGreeted:
+    """A worker with our key is there and has loaded nothing yet."""
+
+    peer: bytes
+    greeting: WorkerGreeting
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +80,9 @@ class SupervisorLeft:
 
 
 BackEvent: TypeAlias = (
-    WorkerCame
+    WorkerGreeted
+    | RankPhase
+    | WorkerCame
     | WorkerAllocated
     | WorkerAnswered
     | WorkerLeft
@@ -132,6 +144,10 @@ class BackDesk:
                 return WorkerAnswered(peer, group, message)
             case WorkerReady():
                 return WorkerAllocated(peer, group)
+            case WorkerHello() if self._is_ours(message):
+                return WorkerCame(peer, message)
+            case RankPhase() if message.group == group:
+                return message
             case WorkerFailed():
                 return message
         self.drop(f"a worker of group {group} sent a {type(message).__name__}")
@@ -141,7 +157,7 @@ class BackDesk:
         """Only somebody with our key is no stranger any more."""
         if isinstance(message, WorkerFailed) and self._is_our_key(message.key):
             return message
-        if not isinstance(message, WorkerHello | SupervisorHello):
+        if not isinstance(message, WorkerGreeting | WorkerHello | SupervisorHello):
             self.drop(f"a stranger sent a {type(message).__name__}")
             return None
         if message.protocol != PROTOCOL_VERSION:
@@ -152,17 +168,25 @@ class BackDesk:
                 "install the same version of Stoker on every node",
             )
             return None
-        if message.engine_id != self._engine_id or not self._is_our_key(message.key):
+        if not self._is_ours(message):
             self.refuse(peer, "stranger", "this is another engine than the one you look for")
             return None
         if isinstance(message, SupervisorHello):
+            if self._supervisor is not None:
+                self.refuse(peer, "stranger", "the engine has a supervisor already")
+                return None
             self._supervisor = peer
             untold, self._untold = self._untold, []
             for news in untold:
                 self.send(peer, news)
             return None
         self._group_by_peer[peer] = message.group
+        if isinstance(message, WorkerGreeting):
+            return WorkerGreeted(peer, message)
         return WorkerCame(peer, message)
+
+    def _is_ours(self, message: WorkerGreeting | WorkerHello | SupervisorHello) -> bool:
+        return message.engine_id == self._engine_id and self._is_our_key(message.key)
 
     def _is_our_key(self, key: str) -> bool:
         return hmac.compare_digest(key.encode(), self._key)

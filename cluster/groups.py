@@ -11,10 +11,12 @@ most once and is lost at most once, and never serves after it was lost; it start
 when no process of the epoch before is left, so that two epochs never compute side by side.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from cluster.messages import RankStatus, WorkerHello
+from cluster.messages import NodeFacts, RankPhase, RankStatus, WorkerGreeting, WorkerHello
+from cluster.start_watch import phase_text, progress_of
 
 EXPLANATION_S = 0.25
 """How long the loss of a rank waits for its reason. More: better messages, later recovery."""
@@ -34,6 +36,13 @@ class RestartPolicy:
     longest_pause_s: float = 30.0
     stable_s: float = 60.0
     """Service that makes earlier losses forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class LetLoad:
+    """Tell these peers that they may load their weights."""
+
+    peers: tuple[bytes, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +92,7 @@ class Refuse:
     message: str
 
 
-Instruction: TypeAlias = SizePool | Serve | Lose | Start | Refuse
+Instruction: TypeAlias = LetLoad | SizePool | Serve | Lose | Start | Refuse
 
 
 @dataclass(slots=True)
@@ -112,6 +121,8 @@ class WorkerGroup:
         self.epoch = 1
         self.state: State = "starting"
         self.ranks: dict[int, Rank] = {}
+        self._greeted: dict[int, tuple[bytes, NodeFacts]] = {}
+        self._phases: dict[int, RankPhase] = {}
         self.num_blocks = 0
         self.message = ""
         """Why it was lost last."""
@@ -160,7 +171,8 @@ class WorkerGroup:
     def _rank_status(self, number: int) -> RankStatus:
         rank = self.ranks.get(number)
         if rank is None:
-            return RankStatus(rank=number, state="starting")
+            _, facts = self._greeted.get(number, (b"", NodeFacts(node="")))
+            return RankStatus(rank=number, state="starting", host=facts.node)
         return RankStatus(
             rank=number,
             state="ready" if rank.is_ready else "loaded",
@@ -172,6 +184,27 @@ class WorkerGroup:
         )
 
     # --- events ---
+
+    def greet(
+        self, peer: bytes, greeting: WorkerGreeting, difference: str, now: float
+    ) -> list[Instruction]:
+        """A rank is there. `difference`: why its node cannot be one of the group's, if so."""
+        complaint = self._complaint(greeting)
+        if complaint:
+            return [Refuse(peer, complaint)]
+        if difference:
+            return self.failed(self.epoch, greeting.rank, difference, now=now)
+        self._greeted[greeting.rank] = (peer, greeting.facts)
+        if len(self._greeted) < self.num_ranks:
+            return []
+        return [LetLoad(tuple(peer for peer, _ in self._greeted.values()))]
+
+    def moved(self, phase: RankPhase) -> bool:
+        """A rank has come further in its start; whether that is of the present epoch."""
+        if phase.epoch != self.epoch or not 0 <= phase.rank < self.num_ranks:
+            return False
+        self._phases[phase.rank] = phase
+        return True
 
     def hello(self, peer: bytes, hello: WorkerHello, now: float) -> list[Instruction]:
         """A rank has loaded its weights and says what it can hold."""
@@ -196,7 +229,7 @@ class WorkerGroup:
         self.state = "sizing"
         return [SizePool(self.peers, self.num_blocks)]
 
-    def _complaint(self, hello: WorkerHello) -> str:
+    def _complaint(self, hello: WorkerGreeting | WorkerHello) -> str:
         if hello.epoch != self.epoch:
             return f"group {self.group} is at epoch {self.epoch}; epoch {hello.epoch} is over"
         if self.state != "starting":
@@ -240,6 +273,8 @@ class WorkerGroup:
         self.state = "lost"
         self.message = message
         self.ranks.clear()
+        self._greeted.clear()
+        self._phases.clear()
         self._left = None
         self._wake_at = None
         return [
@@ -290,11 +325,27 @@ class WorkerGroup:
         waited = f"not ready within start_timeout_s={self._start_timeout_s:g}"
         if self.state == "starting":
             missing = sorted(set(range(self.num_ranks)) - self.ranks.keys())
-            why = f"{waited}: ranks {missing} have not loaded the model"
+            why = f"{waited}: ranks {missing} have not loaded the model: {self._doing(missing)}"
         else:
             missing = sorted(n for n, rank in self.ranks.items() if not rank.is_ready)
-            why = f"{waited}: ranks {missing} have not allocated their KV blocks"
-        return self.failed(self.epoch, missing[0], why, now=now)
+            why = (
+                f"{waited}: ranks {missing} have not allocated their KV blocks: "
+                f"{self._doing(missing)}"
+            )
+        return self.failed(self.epoch, self._slowest(missing), why, now=now)
+
+    def _slowest(self, ranks: Sequence[int]) -> int:
+        """Of these ranks the one that has come least far, for which the others may wait."""
+        return min(ranks, key=lambda rank: progress_of(self._phases.get(rank)))
+
+    def _doing(self, ranks: Sequence[int]) -> str:
+        """What each of these ranks did last, and where."""
+        texts = []
+        for rank in ranks:
+            _, facts = self._greeted.get(rank, (b"", NodeFacts(node="")))
+            where = f" on {facts.node}" if facts.node else ""
+            texts.append(f"rank {rank}{where} {phase_text(self._phases.get(rank))}")
+        return "; ".join(texts)
 
     def rank_of(self, peer: bytes) -> int | None:
         """Which rank of the present epoch this peer is."""

@@ -366,7 +366,8 @@ class RankPhase(
     rank: int
     node: str = ""
     phase: str
-    """`meet` (the other ranks), `load` (weights), `profile` (the largest step), `allocate` (K/V)"""
+    """`meet` (the other ranks), `wait` (until all may load), `load` (weights), `profile` (the
+    largest step), `allocate` (K/V)"""
     done: int = 0
     """Bytes of the checkpoint that it has been through"""
     total: int = 0
@@ -528,13 +529,5 @@ ToEngine: TypeAlias = (
     | Shutdown
 )
 FromEngine: TypeAlias = (
-    MayLoad
-    | PoolSize
-    | StepPlan
-    | Stop
-    | Refusal
-    | StartGroup
-    | RankPhase
-    | GroupReady
-    | GroupLost
+    MayLoad | PoolSize | StepPlan | Stop | Refusal | StartGroup | RankPhase | GroupReady | GroupLost
 )

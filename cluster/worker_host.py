@@ -151,6 +151,7 @@ class WorkerHost:
         self._greet(model_dir)
         spec = replace(self._launch.runner, model_dir=str(model_dir))
         runner = self._runner = self._build(replace(self._launch, runner=spec))
+        self._tell_phase("wait")
         self._link.wait_connected(self._launch.connect_timeout_s)
         self._expect(MayLoad)
         self._phase_ended("import", start_s)

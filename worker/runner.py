@@ -122,9 +122,10 @@ class ModelRunner:
         Raises:
             DamagedCheckpoint: a file or tensor is missing, truncated or not as described.
         """
-        with torch.inference_mode(), Checkpoint(
-            self._config.model_dir, self.dtype, report
-        ) as checkpoint:
+        with (
+            torch.inference_mode(),
+            Checkpoint(self._config.model_dir, self.dtype, report) as checkpoint,
+        ):
             loader = WeightLoader(
                 checkpoint, self.spec, self._shard, self._stage, self._ops, self._device
             )

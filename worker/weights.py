@@ -8,11 +8,11 @@ given up when it was used, so no second copy of the whole ever exists.
 import ctypes
 import json
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -24,6 +24,10 @@ from worker.shards import Span
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
 _DTYPES = ("F32", "BF16", "F16")
+
+
+Report: TypeAlias = Callable[[int, int], None]
+"""Takes (bytes gone through, bytes in all)."""
 
 
 class _LazyTensor(Protocol):
@@ -47,13 +51,21 @@ class Checkpoint:
     Use as a context: the files stay mapped until it ends.
     """
 
-    def __init__(self, model_dir: Path, dtype: torch.dtype) -> None:
+    def __init__(
+        self, model_dir: Path, dtype: torch.dtype, report: Report = lambda done, total: None
+    ) -> None:
         """Open every file.
+
+        Args:
+            report: told of each tensor how many bytes of the files were gone through by then,
+                and how many they have; a rank goes through a tensor when it reads its slice.
 
         Raises:
             DamagedCheckpoint: no weight file, or one that is missing, truncated or unreadable.
         """
         self._model_dir, self._dtype = model_dir, dtype
+        self._report = report
+        self._done_bytes = self._total_bytes = 0
         self._open_files = ExitStack()
         self._by_name: dict[str, tuple[Path, _OpenFile]] = {}
         self._lent: list[Tensor] = []
@@ -61,6 +73,7 @@ class Checkpoint:
         try:
             for file in _weight_files(model_dir):
                 opened = self._open(file)
+                self._total_bytes += file.stat().st_size
                 self._by_name.update((name, (file, opened)) for name in opened.keys())  # noqa: SIM118
         except BaseException:
             self._open_files.close()
@@ -156,9 +169,12 @@ class Checkpoint:
                 tensor=name,
             )
         try:
-            return lazy[(slice(None),) * len(shape)]
+            whole = lazy[(slice(None),) * len(shape)]
         except (SafetensorError, OSError, ValueError) as error:
             raise DamagedCheckpoint(file, f"cannot be read: {error}", tensor=name) from error
+        self._done_bytes += whole.nbytes
+        self._report(self._done_bytes, self._total_bytes)
+        return whole
 
     def _open(self, file: Path) -> _OpenFile:
         try:

@@ -2,14 +2,12 @@
 
 import importlib.util
 import os
-import platform
 import resource
 import shutil
 import socket
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import psutil
@@ -18,6 +16,7 @@ from msgspec import Struct
 from cluster.config import network_variables
 from cluster.doctor.model_facts import model_facts
 from cluster.doctor.scene import Host, Interface
+from cluster.doctor.versions import collect_versions
 from cluster.errors import AddressError
 from cluster.links import check_address
 from worker.host_memory import free_host_bytes
@@ -56,17 +55,17 @@ class Question(Struct, frozen=True, kw_only=True, omit_defaults=True):
 def collect_host(question: Question) -> Host:
     """The facts of the machine that this process runs on."""
     name = socket.gethostname()
-    interfaces = read_interfaces()
+    interfaces, versions = read_interfaces(), collect_versions()
     soft_memory = _limit(resource.RLIMIT_MEMLOCK)
     shm = shutil.disk_usage(SHM) if SHM.is_dir() else None
     return Host(
         node=question.node,
         name=name,
         address=question.address,
-        python=platform.python_version(),
-        ray=_version("ray"),
-        torch=_version("torch"),
-        stoker=_version("stoker"),
+        python=versions["python"],
+        ray=versions["ray"],
+        torch=versions["torch"],
+        stoker=versions["stoker"],
         missing_libraries=tuple(
             name for name, package in NATIVE.items() if _is_missing(name, package)
         ),
@@ -167,13 +166,6 @@ def stale_ray(known: Sequence[int]) -> tuple[str, ...]:
             if process.info["name"] in RAY_DAEMONS and process.info["pid"] not in known:
                 found.append(f"{process.info['name']} (pid {process.info['pid']})")
     return tuple(found)
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
 
 
 def _is_missing(name: str, package: str) -> bool:

@@ -1,6 +1,7 @@
 """A worker whose tokens are a function of their position, and what can go wrong with it."""
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -44,6 +45,7 @@ class Script:
     """Wait for this before each step."""
     released: threading.Event = field(default_factory=threading.Event)
     """Ends a hang."""
+    has_loaded: bool = False
     plans: list[StepPlan] = field(default_factory=list)
     done: dict[int, threading.Event] = field(default_factory=dict)
     """By step: until then a device computes it, and its host is free."""
@@ -74,8 +76,10 @@ class ScriptedRunner:
         self._launch = launch
         self._script = script
 
-    def load(self) -> None:
+    def load(self, report: Callable[[int, int], None]) -> None:
         print("loading", flush=True)
+        report(1, 2)
+        self._script.has_loaded = True
         threading.Event().wait(self._script.load_s)
         while self._script.load_until and not Path(self._script.load_until).exists():
             threading.Event().wait(0.02)

@@ -506,7 +506,7 @@ def test_a_start_that_takes_too_long_is_lost_with_the_missing_rank(tmp_path: Pat
         rig.start_worker(rank=0)
         lost = supervisor.next_of(messages.GroupLost)
         assert lost.rank == 1
-        assert "ranks [1] have not loaded the model" in lost.message
+        assert "rank 1 has not reached the engine" in lost.message
 
 
 def test_draining_finishes_what_runs_and_refuses_what_comes(tmp_path: Path) -> None:

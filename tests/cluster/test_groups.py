@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from cluster.groups import (
     EXPLANATION_S,
     Instruction,
+    LetLoad,
     Lose,
     Refuse,
     RestartPolicy,
@@ -15,7 +16,7 @@ from cluster.groups import (
     Start,
     WorkerGroup,
 )
-from cluster.messages import RankCapacity, WorkerHello
+from cluster.messages import NodeFacts, RankCapacity, RankPhase, WorkerGreeting, WorkerHello
 
 FOREVER = RestartPolicy(max_restarts=1_000)
 
@@ -48,6 +49,18 @@ def make_hello(
     )
 
 
+def make_greeting(rank: int, *, epoch: int = 1, node: str = "n1") -> WorkerGreeting:
+    return WorkerGreeting(
+        protocol=1,
+        engine_id="e",
+        key="k",
+        group=0,
+        epoch=epoch,
+        rank=rank,
+        facts=NodeFacts(node=node),
+    )
+
+
 def peer(rank: int, epoch: int = 1) -> bytes:
     return f"{epoch}.{rank}".encode()
 
@@ -70,6 +83,40 @@ def test_the_least_capacity_of_the_ranks_is_the_pool_of_all() -> None:
     ]
     assert group.ready(peer(0), now=0.0) == []
     assert group.ready(peer(1), now=0.0) == [Serve(0, 1, 7)]
+
+
+def test_ranks_may_load_when_all_are_there_and_alike() -> None:
+    group = make_group()
+
+    assert group.greet(peer(1), make_greeting(1), "", now=0.0) == []
+    assert group.greet(peer(0), make_greeting(0), "", now=0.0) == [LetLoad((peer(1), peer(0)))]
+
+
+def test_a_rank_whose_node_differs_loses_the_group_before_anything_is_loaded() -> None:
+    group = make_group()
+    group.greet(peer(0), make_greeting(0), "", now=0.0)
+
+    (lost,) = group.greet(peer(1), make_greeting(1), "node n2 has torch 1, n1 has 2", now=0.0)
+
+    assert isinstance(lost, Lose)
+    assert (lost.rank, lost.message) == (1, "node n2 has torch 1, n1 has 2")
+
+
+def test_a_greeting_of_another_epoch_is_refused() -> None:
+    (refused,) = make_group().greet(peer(0), make_greeting(0, epoch=7), "", now=0.0)
+    assert isinstance(refused, Refuse)
+
+
+def test_a_start_that_takes_too_long_says_which_rank_does_what_and_where() -> None:
+    group = make_group(start_timeout_s=60.0)
+    group.greet(peer(1), make_greeting(1, node="n2"), "", now=0.0)
+    group.moved(RankPhase(group=0, epoch=1, rank=1, phase="load", done=3_000_000, total=9_000_000))
+
+    (lost,) = group.tick(60.0)
+
+    assert isinstance(lost, Lose)
+    assert "rank 0 has not reached the engine" in lost.message
+    assert "rank 1 on n2 loads weights: 3 of 9 MB read" in lost.message
 
 
 def test_a_failing_rank_loses_the_group_as_one_and_only_once() -> None:
@@ -198,7 +245,8 @@ def test_a_start_that_takes_too_long_names_the_ranks_that_are_missing() -> None:
 
     assert isinstance(lost, Lose)
     assert lost.message == (
-        "not ready within start_timeout_s=5: ranks [1] have not loaded the model"
+        "not ready within start_timeout_s=5: ranks [1] have not loaded the model: "
+        "rank 1 has not reached the engine"
     )
 
 

@@ -99,7 +99,18 @@ TO_CLIENT = (
         decode_tokens=int32([2]),
     ),
 )
+PHASE = messages.RankPhase(group=0, epoch=1, rank=1, node="n2", phase="load", done=1, total=2)
 TO_ENGINE = (
+    messages.WorkerGreeting(
+        protocol=1,
+        engine_id="e",
+        key="k",
+        group=0,
+        epoch=1,
+        rank=1,
+        facts=messages.NodeFacts(node="n2", python="3.11.7", model_digest="ab"),
+    ),
+    PHASE,
     messages.WorkerHello(
         protocol=1, engine_id="e", key="k", group=0, epoch=1, rank=1, capacity=CAPACITY
     ),
@@ -112,6 +123,8 @@ TO_ENGINE = (
     messages.Shutdown(drain_s=1.0),
 )
 FROM_ENGINE = (
+    messages.MayLoad(),
+    PHASE,
     messages.PoolSize(8),
     StepPlan(
         epoch=1,

@@ -1,5 +1,6 @@
 """One rank's host, seen from the engine's side of its socket."""
 
+import platform
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,11 +13,14 @@ from cluster.links import EngineLinks, LinkLimits
 from cluster.logs import EventLog
 from cluster.messages import (
     FromEngine,
+    MayLoad,
     PoolSize,
+    RankPhase,
     Refusal,
     Stop,
     ToEngine,
     WorkerFailed,
+    WorkerGreeting,
     WorkerHello,
     WorkerReady,
 )
@@ -41,9 +45,18 @@ class Engine:
         self.exit_code: int | None = None
         self._peer = b""
         self._heard: list[ToEngine | None] = []
+        self.phases: list[RankPhase] = []
+        self.greeting: ToEngine | None = None
         self._thread: threading.Thread | None = None
 
     def start(self, rank: int = 0, num_ranks: int = 1) -> None:
+        """Let a worker come as far as loading its weights."""
+        self.begin(rank, num_ranks)
+        self.greeting = self.hear()
+        assert isinstance(self.greeting, WorkerGreeting)
+        self.tell(MayLoad())
+
+    def begin(self, rank: int = 0, num_ranks: int = 1) -> None:
         launch = make_launch(address=self.links.back.address, rank=rank, num_ranks=num_ranks)
         self._thread = threading.Thread(target=self._run, args=(launch,))
         self._thread.start()
@@ -55,12 +68,16 @@ class Engine:
         self.exit_code = host.run()
 
     def hear(self) -> ToEngine | None:
-        """The next message; None when the worker has left."""
+        """The next message but for phases of the start; None when the worker has left."""
         while not self._heard:
             self.links.wait(5.0)
             for peer, frame in self.links.back.receive():
                 self._peer = peer
-                self._heard.append(None if frame is None else TO_ENGINE.decode(frame))
+                message = None if frame is None else TO_ENGINE.decode(frame)
+                if isinstance(message, RankPhase):
+                    self.phases.append(message)
+                else:
+                    self._heard.append(message)
         return self._heard.pop(0)
 
     def tell(self, message: FromEngine) -> None:
@@ -103,6 +120,30 @@ def wait_until(is_so: Callable[[], bool]) -> None:
 
 def make_plan(step: int, slots: int = 2) -> StepPlan:
     return StepPlan(epoch=1, step=step, slot=int32(range(slots)), start=int32([step] * slots))
+
+
+def test_it_greets_before_it_loads_and_says_what_must_be_alike_on_all_nodes(
+    engine: Engine,
+) -> None:
+    engine.begin(rank=1, num_ranks=2)
+    greeting = engine.hear()
+
+    assert isinstance(greeting, WorkerGreeting)
+    assert (greeting.protocol, greeting.key, greeting.rank) == (PROTOCOL_VERSION, "key", 1)
+    assert greeting.facts.python == platform.python_version()
+    assert greeting.facts.torch
+    assert greeting.facts.stoker
+    assert greeting.facts.node
+    assert "config.json" in greeting.facts.model_problem
+    engine.tell(Stop("enough"))
+    assert engine.ended() == EXIT_DONE
+    assert not engine.script.has_loaded
+
+
+def test_it_tells_how_far_its_start_is(engine: Engine) -> None:
+    engine.bring_up()
+    told = [phase.phase for phase in engine.phases]
+    assert told == ["meet", "wait", "load", "profile", "allocate"]
 
 
 def test_the_hello_says_who_it_is_and_what_it_can_hold(engine: Engine) -> None:
