@@ -7,7 +7,10 @@ import torch
 
 from cluster.backend import WorkerLaunch
 from worker.config import RunnerConfig
-from worker.parallel import Communicator, MeetingPoint, join
+from worker.meeting import Company, Terms, meet_group
+from worker.models.spec import read_spec
+from worker.parallel import Communicator, MeetingPoint
+from worker.pipeline import Pipes
 from worker.runner import ModelRunner
 
 
@@ -21,11 +24,12 @@ def build_runner(launch: WorkerLaunch) -> ModelRunner:
     config = runner_config(launch)
     if config.device == "cuda":
         torch.cuda.set_device(launch.gpu)
-    communicator = meet(launch)
+    communicator, pipes = meet(launch)
     try:
-        return ModelRunner(config, communicator)
+        return ModelRunner(config, communicator, pipes)
     except BaseException:
         communicator.close()
+        pipes.close()
         raise
 
 
@@ -39,7 +43,8 @@ def runner_config(launch: WorkerLaunch) -> RunnerConfig:
         quantization=spec.quantization,
         device=spec.device,
         ops=spec.ops,
-        tensor_parallel_size=launch.num_ranks,
+        tensor_parallel_size=launch.num_ranks // launch.pipeline_parallel_size,
+        pipeline_parallel_size=launch.pipeline_parallel_size,
         rank=launch.rank,
         ranks_on_host=spec.ranks_on_host,
         block_size=spec.block_size,
@@ -54,18 +59,26 @@ def runner_config(launch: WorkerLaunch) -> RunnerConfig:
     )
 
 
-def meet(launch: WorkerLaunch) -> Communicator:
+def meet(launch: WorkerLaunch) -> tuple[Communicator, Pipes]:
     """Meet the group's other ranks where the launch says."""
-    place = launch.rendezvous
+    place, spec = launch.rendezvous, launch.runner
+    nodes = place.nodes or (() if place.is_one_host else tuple(range(launch.num_ranks)))
     listener = None if place.listener_fd is None else socket.socket(fileno=place.listener_fd)
-    return join(
+    width = read_spec(Path(spec.model_dir)).hidden_size
+    return meet_group(
         MeetingPoint(name=place.name, host=place.store_host, port=place.store_port),
-        rank=launch.rank,
-        size=launch.num_ranks,
-        device=torch.device(launch.runner.device),
-        is_one_host=place.is_one_host,
-        start_timeout_s=place.start_timeout_s,
-        timeout_s=place.timeout_s,
-        listener=listener,
-        own_address=place.hosts[launch.rank] if place.hosts else "",
+        Company(
+            rank=launch.rank,
+            num_stages=launch.pipeline_parallel_size,
+            ranks_per_stage=launch.num_ranks // launch.pipeline_parallel_size,
+            nodes=nodes,
+        ),
+        Terms(
+            device=torch.device(spec.device),
+            step_bytes=spec.max_num_batched_tokens * width * torch.float32.itemsize,
+            start_timeout_s=place.start_timeout_s,
+            timeout_s=place.timeout_s,
+            own_address=place.hosts[launch.rank] if place.hosts else "",
+        ),
+        listener,
     )

@@ -56,27 +56,34 @@ class NcclCommunicator:
         """
         self.rank, self.size = rank, size
         self._sums_in_rank_order = sums_in_rank_order
+        self._group: dist.ProcessGroup | None = None
         device = torch.empty(0, device=device).device  # "cuda" becomes "cuda:0", as torch wants it
-        store.set_timeout(timedelta(seconds=start_timeout_s))
         try:
-            dist.init_process_group(
-                backend,
-                store=store,
-                rank=rank,
-                world_size=size,
-                timeout=timedelta(seconds=timeout_s),
-                device_id=device if device.type == "cuda" else None,
-            )
-            # Connections are made by the first use, which must not be within a graph's capture.
-            self.all_reduce(torch.zeros(SMALL_BYTES, dtype=torch.float32, device=device))
-            self.all_reduce(torch.zeros(1, dtype=torch.float32, device=device))
-            self.gather_columns(torch.zeros(1, 1, device=device), [1] * size)
-            float(self.broadcast(torch.zeros(1, device=device)))  # waits for the device
+            begin_torch(store, rank, size, device, start_timeout_s, timeout_s, backend)
+            self._use_once(device)
         except (RuntimeError, ValueError) as error:
             raise MeetingFailed(
                 f"rank {rank} of {size} on {device} did not connect to all others by {backend} "
                 f"within {start_timeout_s:g} s: {first_line(error)}"
             ) from error
+
+    @classmethod
+    def of_group(
+        cls, group: dist.ProcessGroup, rank: int, size: int, device: torch.device
+    ) -> "NcclCommunicator":
+        """Of some of the ranks that have met already (`begin_torch`)."""
+        made = cls.__new__(cls)
+        made.rank, made.size = rank, size
+        made._sums_in_rank_order, made._group = True, group
+        made._use_once(device)
+        return made
+
+    def _use_once(self, device: torch.device) -> None:
+        """Connections are made by the first use, which must not be within a graph's capture."""
+        self.all_reduce(torch.zeros(SMALL_BYTES, dtype=torch.float32, device=device))
+        self.all_reduce(torch.zeros(1, dtype=torch.float32, device=device))
+        self.gather_columns(torch.zeros(1, 1, device=device), [1] * self.size)
+        float(self.broadcast(torch.zeros(1, device=device)))  # waits for the device
 
     def start_step(self, step: int) -> None:
         """Nothing to note: an error here ends the process, and names NCCL's own counters."""
@@ -85,7 +92,7 @@ class NcclCommunicator:
         dense = tensor.contiguous()
         # Two parts have one order only, and one addition is rounded once.
         if self.size == 2 or not self._sums_in_rank_order:
-            dist.all_reduce(dense)
+            dist.all_reduce(dense, group=self._group)
             return dense
         flat = dense.view(-1)
         if flat.numel() * flat.element_size() <= SMALL_BYTES:
@@ -102,26 +109,25 @@ class NcclCommunicator:
         missing = widest - tensor.shape[1]
         padded = (functional.pad(tensor, (0, missing)) if missing else tensor).contiguous()
         if self.rank != 0:
-            dist.gather(padded, dst=0)
+            dist.gather(padded, group=self._group, group_dst=0)
             return None
         parts = [torch.empty_like(padded) for _ in range(self.size)]
-        dist.gather(padded, parts, dst=0)
+        dist.gather(padded, parts, group=self._group, group_dst=0)
         return torch.cat(
             [part[:, :width] for part, width in zip(parts, widths, strict=True)], dim=1
         )
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
         dense = tensor.contiguous()
-        dist.broadcast(dense, src=source)
+        dist.broadcast(dense, group=self._group, group_src=source)
         return dense
 
     def close(self) -> None:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        end_torch()
 
     def _all_gather(self, flat: Tensor) -> Tensor:
         rows = flat.new_empty((self.size, flat.numel()))
-        dist.all_gather_into_tensor(rows.view(-1), flat)
+        dist.all_gather_into_tensor(rows.view(-1), flat, group=self._group)
         return rows
 
     def _reduce_by_shares(self, flat: Tensor) -> None:
@@ -130,9 +136,36 @@ class NcclCommunicator:
         missing = share * self.size - flat.numel()
         outgoing = functional.pad(flat, (0, missing)) if missing else flat
         incoming = torch.empty_like(outgoing)
-        dist.all_to_all_single(incoming, outgoing)
+        dist.all_to_all_single(incoming, outgoing, group=self._group)
         own = _sum_rows(incoming.view(self.size, share)).to(flat.dtype)
         flat.copy_(self._all_gather(own).view(-1)[: flat.numel()])
+
+
+def begin_torch(
+    store: Store,
+    rank: int,
+    size: int,
+    device: torch.device,
+    start_timeout_s: float,
+    timeout_s: float,
+    backend: str,
+) -> None:
+    """Make this process one of torch's ranks, all of which come to the same store."""
+    store.set_timeout(timedelta(seconds=start_timeout_s))
+    dist.init_process_group(
+        backend,
+        store=store,
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=timeout_s),
+        device_id=device if device.type == "cuda" else None,
+    )
+
+
+def end_torch() -> None:
+    """Leave all groups of torch's. Idempotent."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _sum_rows(rows: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import Store  # typed here, and only re-exported
 
 from worker.gloo import GlooCommunicator
 from worker.meeting_store import address_towards, open_store
@@ -120,6 +121,7 @@ def join(
     timeout_s: float,
     listener: socket.socket | None = None,
     own_address: str = "",
+    store: Store | None = None,
 ) -> Communicator:
     """Meet the other ranks of the group, by the fastest way that reaches all of them.
 
@@ -131,6 +133,7 @@ def join(
         listener: of rank 0, already listening at the meeting point; taken over, or closed if
             nobody needs to come there.
         own_address: where the others reach this rank; empty: the one that routes to rank 0.
+        store: of these ranks alone, where they have one; else they meet at rank 0's.
 
     Raises:
         MeetingFailed: a rank did not come in time, or does not fit.
@@ -148,19 +151,20 @@ def join(
             start_timeout_s=start_timeout_s,
             timeout_s=timeout_s,
         )
-    if not meeting.host or (meeting.port == 0 and listener is None):
-        raise MeetingFailed(
-            f"{size} ranks on {device.type}, one host: {is_one_host}, meet at an address of rank "
-            f"0, but got host {meeting.host!r} and port {meeting.port}"
+    if store is None:
+        if not meeting.host or (meeting.port == 0 and listener is None):
+            raise MeetingFailed(
+                f"{size} ranks on {device.type}, one host: {is_one_host}, meet at an address of "
+                f"rank 0, but got host {meeting.host!r} and port {meeting.port}"
+            )
+        store = open_store(
+            meeting.host,
+            meeting.port,
+            rank=rank,
+            size=size,
+            timeout_s=start_timeout_s,
+            listener=listener,
         )
-    store = open_store(
-        meeting.host,
-        meeting.port,
-        rank=rank,
-        size=size,
-        timeout_s=start_timeout_s,
-        listener=listener,
-    )
     if device.type == "cpu":
         return GlooCommunicator(
             store,
