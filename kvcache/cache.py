@@ -33,7 +33,7 @@ class KVCache:
         self.block_size = block_size
         self.reuses_prefixes = reuses_prefixes
         self.pool = BlockPool(num_blocks)
-        self.index = PrefixIndex()
+        self.index = PrefixIndex(num_blocks)
         self.tables = BlockTables(num_slots, max_blocks_per_slot)
         self._limbo: deque[tuple[int, list[int]]] = deque()
         self._num_limbo = 0

@@ -28,7 +28,8 @@ def check_cache(cache: KVCache) -> None:
         assert (block in idle) == (held[block] == 0), f"block {block} idle but held, or not"
     for block in pool.idle()[: pool.num_blank]:
         assert not index.holds(block), f"block {block} is reusable, but among those that are not"
-    assert len(index._block_by_key) == len(index._key_by_block), "index maps differ in size"
+    num_named = sum(key is not None for key in index._key_by_block)
+    assert len(index._block_by_key) == num_named, "index maps differ in size"
     for key, block in index._block_by_key.items():
         assert index._key_by_block[block] == key, f"block {block} has two keys"
     assert cache.num_limbo == sum(len(blocks) for _, blocks in cache.limbo())

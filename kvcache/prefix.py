@@ -6,34 +6,38 @@ from collections.abc import Iterable, Sequence
 class PrefixIndex:
     """Keys of the blocks whose content can be reused, one block per key."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_blocks: int) -> None:
         self._block_by_key: dict[bytes, int] = {}
-        self._key_by_block: dict[int, bytes] = {}
+        self._key_by_block: list[bytes | None] = [None] * num_blocks
 
     def __len__(self) -> int:
         return len(self._block_by_key)
 
     def holds(self, block: int) -> bool:
         """Whether the block's content can be found by a key."""
-        return block in self._key_by_block
+        return self._key_by_block[block] is not None
 
     def add(self, keys: Sequence[bytes], blocks: list[int]) -> None:
         """Remember which block holds which prefix; a key that has a block keeps it."""
         assert len(keys) == len(blocks)
         kept = list(map(self._block_by_key.setdefault, keys, blocks))
+        key_by_block = self._key_by_block
         if kept == blocks:
-            self._key_by_block.update(zip(blocks, keys, strict=True))
+            for block, key in zip(blocks, keys, strict=True):
+                key_by_block[block] = key
             return
         for key, block, its_block in zip(keys, blocks, kept, strict=True):
             if its_block == block:
-                self._key_by_block[block] = key
+                key_by_block[block] = key
 
     def forget(self, blocks: Iterable[int]) -> None:
         """The blocks are about to be overwritten."""
+        key_by_block, block_by_key = self._key_by_block, self._block_by_key
         for block in blocks:
-            key = self._key_by_block.pop(block, None)
+            key = key_by_block[block]
             if key is not None:
-                del self._block_by_key[key]
+                key_by_block[block] = None
+                del block_by_key[key]
 
     def longest_match(self, keys: Sequence[bytes]) -> list[int]:
         """Blocks of the longest prefix of `keys` that is held."""

@@ -1,6 +1,7 @@
 """Can a request run at all, and may a waiting sequence start now."""
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -49,14 +50,9 @@ class AdmissionRules:
         if not len(request.prompt):
             raise InvalidRequest("the prompt is empty; it needs at least 1 token", param="prompt")
         vocab_size = self._model.vocab_size
-        for name, ids in (("prompt", request.prompt), ("end_ids", np.array(request.end_ids))):
-            if len(ids) and not (int(ids.min()) >= 0 and int(ids.max()) < vocab_size):
-                bad = next(int(i) for i in ids if not 0 <= i < vocab_size)
-                raise InvalidRequest(
-                    f"{name} holds token id {bad}; the model's vocabulary has ids 0 to "
-                    f"{vocab_size - 1}",
-                    param=name,
-                )
+        if int(np.maximum.reduce(request.prompt.view(np.uint32))) >= vocab_size:  # or below 0
+            self._check_ids("prompt", request.prompt.tolist())
+        self._check_ids("end_ids", request.end_ids)
         request.sampling.check_vocabulary(vocab_size)
         if request.sampling.n != 1:
             raise InvalidRequest("the engine takes n=1; front ends send n requests", param="n")
@@ -77,6 +73,16 @@ class AdmissionRules:
         timeout_s = request.timeout_s
         if timeout_s is not None and not (math.isfinite(timeout_s) and timeout_s > 0):
             raise InvalidRequest(f"timeout_s must be over 0, got {timeout_s}", param="timeout_s")
+
+    def _check_ids(self, name: str, ids: Iterable[int]) -> None:
+        vocab_size = self._model.vocab_size
+        for token in ids:
+            if not 0 <= token < vocab_size:
+                raise InvalidRequest(
+                    f"{name} holds token id {token}; the model's vocabulary has ids 0 to "
+                    f"{vocab_size - 1}",
+                    param=name,
+                )
 
     def _too_long(self, num_prompt: int, max_len: int) -> str:
         if max_len >= self._model.max_model_len:

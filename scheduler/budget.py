@@ -2,25 +2,31 @@
 
 from scheduler.config import SchedulerConfig
 
+_LEAST_SHARE = 1 / 64
+"""Of a step. More: fewer tiny slices, each of which costs as much of the core's time as a large
+one; less: shorter prompts find room in a step that is nearly full."""
+
 
 class StepBudget:
     """Tokens left in the step being planned, dealt out to prompts one after the other."""
 
     def __init__(self, config: SchedulerConfig, spent: int) -> None:
         self._threshold = config.long_prefill_token_threshold
+        self._least = int(_LEAST_SHARE * config.max_num_batched_tokens)
         self.left = config.max_num_batched_tokens - spent
 
     def share(self, wanted: int, *, others_wait: bool) -> int:
         """Tokens for one prompt that wants `wanted`.
 
         While other prompts wait, a long one takes half of what is left, so that short ones
-        behind it start in the same step (cases: a long prefill starves short prompts).
+        behind it start in the same step (cases: a long prefill starves short prompts); no prompt
+        is given less than 1/64 of a step while there is so much.
         """
         most = self.left
         if self._threshold:
             most = min(most, self._threshold)
         elif others_wait:
-            most = -(-most // 2)
+            most = min(most, max(-(-most // 2), self._least))
         return min(wanted, most)
 
     def spend(self, count: int) -> None:

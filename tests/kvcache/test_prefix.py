@@ -9,7 +9,7 @@ def keys_of(tokens: list[int]) -> list[bytes]:
 
 
 def test_the_longest_known_prefix_is_found_and_a_hole_ends_it() -> None:
-    index = PrefixIndex()
+    index = PrefixIndex(16)
     keys = keys_of(list(range(16)))
     index.add([keys[0], keys[1], keys[3]], [5, 6, 8])
 
@@ -17,7 +17,7 @@ def test_the_longest_known_prefix_is_found_and_a_hole_ends_it() -> None:
 
 
 def test_the_first_block_of_a_key_stays_and_a_forgotten_block_is_not_found() -> None:
-    index = PrefixIndex()
+    index = PrefixIndex(16)
     key = keys_of([1, 2, 3, 4])
     index.add(key, [5])
     index.add(key, [6])
@@ -31,7 +31,7 @@ def test_the_first_block_of_a_key_stays_and_a_forgotten_block_is_not_found() -> 
 
 
 def test_of_equal_keys_that_come_together_the_first_ones_block_counts() -> None:
-    index = PrefixIndex()
+    index = PrefixIndex(16)
     first, second = keys_of(list(range(8)))
     index.add([first, second, first], [1, 2, 3])
 
