@@ -87,6 +87,8 @@ class Group:
         self.growth_share = _LEAST_GROWTH
         """Share of the running sequences' possible growth that admission leaves blocks for;
         preemptions raise it, finished sequences let it fall."""
+        self.is_draining = False
+        """Whether it starts nothing new: it is going to leave."""
         self.is_short_of_blocks = False
         """Whether a waiting sequence lacked blocks when the last step was planned."""
         self._released: list[int] = []
@@ -134,17 +136,19 @@ class Group:
         """The same where the first stage never learns what the last one has sampled, unless a plan
         says so: what a sequence lacks is what the core knows, and its next token must have come.
 
-        Streams are dealt to as many plans as there are stages: a plan takes their share of those
-        that are due, and none if that many plans with streams are in flight.
+        Streams are dealt to as many plans as there are stages: at most that many have some, and
+        none has more than its share, of all streams and of those that are due.
         """
         rows = self.running
         slots = rows.order
         todo = np.minimum(rows.confirmed.take(slots), rows.fixed(slots).limit - 1)
         todo -= rows.planned.take(slots)
-        num_streams = int(np.count_nonzero(todo <= 1))
-        streams = slots[todo == 1][: -(-num_streams // self.num_stages)]
-        if sum(issued.num_decode > 0 for issued in self.unanswered) >= self.num_stages:
-            streams = NO_INDEX
+        streams = slots[todo == 1]
+        if len(streams):
+            left = self.num_stages - sum(issued.num_decode > 0 for issued in self.unanswered)
+            num_streams = int(np.count_nonzero(todo <= 1))
+            share = min(-(-num_streams // self.num_stages), -(-len(streams) // max(1, left)))
+            streams = streams[: share if left > 0 else 0]
         return streams, slots[todo > 1]
 
     @property

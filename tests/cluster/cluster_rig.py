@@ -1,6 +1,7 @@
 """An engine on real sockets with scripted workers in threads, and clients that speak to it."""
 
 import itertools
+import select
 import threading
 import time
 from collections.abc import Callable
@@ -9,13 +10,16 @@ from types import TracebackType
 from typing import TypeVar
 
 import numpy as np
+import psutil
 
+from cluster.announcements import EngineListens, read_engine_line
 from cluster.backend import WorkerLaunch
+from cluster.child_process import ChildProcess
 from cluster.engine import Engine
 from cluster.engine_launch import EngineLaunch
 from cluster.engine_main import open_links
 from cluster.frontend.tokenizer_files import TokenizerFiles
-from cluster.keys import ClientKeys
+from cluster.keys import ClientKeys, SocketKeys
 from cluster.links import DealerLink, LinkLimits
 from cluster.logs import EventLog
 from cluster.messages import (
@@ -32,6 +36,7 @@ from cluster.messages import (
     ToClient,
     ToEngine,
 )
+from cluster.supervisor import ENGINE_COMMAND
 from cluster.wire import FROM_CLIENT, FROM_ENGINE, PROTOCOL_VERSION, TO_CLIENT, TO_ENGINE
 from cluster.worker_host import WorkerHost
 from scheduler.arrays import int32
@@ -129,8 +134,8 @@ class TestSupervisor:
 
     __test__ = False
 
-    def __init__(self, address: str, key: str = KEY) -> None:
-        self.link = DealerLink(address, LinkLimits(max_message_bytes=64 << 20))
+    def __init__(self, address: str, key: str = KEY, keys: ClientKeys | None = None) -> None:
+        self.link = DealerLink(address, LinkLimits(max_message_bytes=64 << 20), keys)
         self.send(SupervisorHello(protocol=PROTOCOL_VERSION, engine_id="engine", key=key))
 
     def send(self, message: ToEngine) -> None:
@@ -149,15 +154,23 @@ class TestSupervisor:
 
 
 class Rig:
-    """Use as a context manager; `engine` runs from entering on, workers when started."""
+    """Use as a context manager; the engine runs from entering on, workers when started.
+
+    `engine` is there unless the engine has a process of its own.
+    """
 
     def __init__(
         self,
         folder: Path,
         *,
         front_address: str | None = None,
+        back_address: str | None = None,
+        front_keys: SocketKeys | None = None,
+        back_keys: SocketKeys | None = None,
+        has_own_process: bool = False,
         num_groups: int = 1,
         num_ranks: int = 1,
+        num_stages: int = 1,
         max_num_seqs: int = 8,
         step_timeout_s: float = 30.0,
         start_timeout_s: float = 60.0,
@@ -173,7 +186,9 @@ class Rig:
             model="scripted",
             model_dir="/nowhere",
             front_address=front_address or f"ipc://{folder}/front",
-            back_address=f"ipc://{folder}/back",
+            back_address=back_address or f"ipc://{folder}/back",
+            front_keys=None if front_keys is None else front_keys.server,
+            back_keys=None if back_keys is None else back_keys.server,
             num_groups=num_groups,
             num_ranks=num_ranks,
             scheduler=SchedulerConfig(
@@ -181,13 +196,26 @@ class Rig:
                 max_num_batched_tokens=64,
                 max_waiting_requests=max_waiting_requests,
                 max_plans_in_flight=max_plans_in_flight,
+                num_stages=num_stages,
             ),
             step_timeout_s=step_timeout_s,
             start_timeout_s=start_timeout_s,
             max_restarts=max_restarts,
             client_queue=client_queue,
         )
+        self.front_keys = None if front_keys is None else front_keys.client
+        self.back_keys = None if back_keys is None else back_keys.client
+        self._threads: list[threading.Thread] = []
+        self._scripts: list[Script] = []
+        self._clients: list[TestClient] = []
+        self._supervisors: list[TestSupervisor] = []
+        self.exit_codes: dict[str, int] = {}
+        self.process: psutil.Process | None = None
+        if has_own_process:
+            self._start_process()
+            return
         self.links = open_links(self.launch)
+        self.front, self.back = self.links.front.address, self.links.back.address
         self.engine = Engine(
             self.launch,
             self.links,
@@ -199,20 +227,20 @@ class Rig:
             clock=time.monotonic,
             log=EventLog("test-engine"),
         )
-        self._threads: list[threading.Thread] = []
-        self._scripts: list[Script] = []
-        self._clients: list[TestClient] = []
-        self._supervisors: list[TestSupervisor] = []
-        self.exit_codes: dict[str, int] = {}
         self._engine_thread = threading.Thread(target=self._run_engine)
 
-    @property
-    def front(self) -> str:
-        return self.links.front.address
+    def _start_process(self) -> None:
+        child = ChildProcess(ENGINE_COMMAND, self.launch)
+        self.process = psutil.Process(child.pid)
+        listens = read_engine_line(child.read_line())
+        assert isinstance(listens, EngineListens), listens
+        self.front, self.back = listens.front_address, listens.back_address
 
-    @property
-    def back(self) -> str:
-        return self.links.back.address
+        def wait_for_end() -> None:
+            select.select([child.end_fd], (), ())
+            child.close(0.0)
+
+        self._engine_thread = threading.Thread(target=wait_for_end)
 
     def _run_engine(self) -> None:
         try:
@@ -246,6 +274,8 @@ class Rig:
         """Wait for the engine and all workers to end."""
         for thread in (self._engine_thread, *self._threads):
             thread.join(WAIT_S)
+            if self.process is not None and thread.is_alive():
+                self.process.kill()
             assert not thread.is_alive(), f"{thread.name} does not end"
 
     def start_worker(
@@ -265,6 +295,8 @@ class Rig:
             epoch=epoch,
             rank=rank,
             num_ranks=self.launch.num_ranks,
+            num_stages=self.launch.scheduler.num_stages,
+            link_keys=self.back_keys,
         )
         thread = threading.Thread(
             target=self._run_worker, args=(launch, script), name=f"worker {launch.name}"
@@ -288,12 +320,12 @@ class Rig:
 
     def stranger(self) -> TestClient:
         """A connection that has said nothing yet."""
-        client = TestClient(self.front)
+        client = TestClient(self.front, self.front_keys)
         self._clients.append(client)
         return client
 
     def supervisor(self, key: str = KEY) -> TestSupervisor:
-        supervisor = TestSupervisor(self.back, key)
+        supervisor = TestSupervisor(self.back, key, self.back_keys)
         self._supervisors.append(supervisor)
         return supervisor
 

@@ -1,6 +1,7 @@
 """Builders of what worker processes are started with."""
 
 from cluster.backend import Rendezvous, RunnerSpec, WorkerLaunch
+from cluster.keys import ClientKeys
 
 
 def make_spec(*, max_model_len: int | None = 256, num_kv_blocks: int | None = 64) -> RunnerSpec:
@@ -26,7 +27,9 @@ def make_launch(
     epoch: int = 1,
     rank: int = 0,
     num_ranks: int = 1,
+    num_stages: int = 1,
     spec: RunnerSpec | None = None,
+    link_keys: ClientKeys | None = None,
 ) -> WorkerLaunch:
     return WorkerLaunch(
         engine_id="engine",
@@ -36,7 +39,9 @@ def make_launch(
         epoch=epoch,
         rank=rank,
         num_ranks=num_ranks,
+        pipeline_parallel_size=num_stages,
         runner=spec if spec is not None else make_spec(),
         rendezvous=Rendezvous(name=f"stoker-test-{group}-{epoch}"),
         connect_timeout_s=5.0,
+        link_keys=link_keys,
     )

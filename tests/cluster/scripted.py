@@ -117,7 +117,9 @@ class ScriptedRunner:
             raise RuntimeError("a kernel went wrong")
         if plan.step == script.hang_at_step:
             script.released.wait(20)
-        if self._launch.rank:
+        launch = self._launch
+        last_stage = launch.num_ranks - launch.num_ranks // launch.pipeline_parallel_size
+        if launch.rank != last_stage:
             return None
         return StepResult(
             epoch=plan.epoch,

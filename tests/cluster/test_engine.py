@@ -72,6 +72,23 @@ def test_every_rank_gets_the_same_plans(tmp_path: Path) -> None:
     assert plans[0] == plans[1] == plans[2]
 
 
+@pytest.mark.parametrize(("num_stages", "answering"), [(2, 2), (4, 3)])
+def test_the_first_rank_of_the_last_stage_answers(
+    tmp_path: Path, num_stages: int, answering: int
+) -> None:
+    with Rig(tmp_path, num_ranks=4, num_stages=num_stages) as rig:
+        for rank in range(4):
+            rig.start_worker(rank=rank)
+        client = rig.client()
+        handles = [client.submit(num_prompt=90 + at, max_tokens=5) for at in range(5)]
+        client.finish(*handles)
+        dropped = client.status().totals.num_dropped
+
+    assert dropped == 0
+    for at, handle in enumerate(handles):
+        assert client.tokens[handle] == tokens_after(90 + at, 5)
+
+
 def test_two_plans_are_in_flight(tmp_path: Path) -> None:
     hold = threading.Event()
     with Rig(tmp_path) as rig:

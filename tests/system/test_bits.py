@@ -44,6 +44,8 @@ VARIANTS = (
     Variant(tp=2, budget=17, block_size=32, cache="warm"),
     Variant(tp=2, budget=512, cache="full", company=7),
     Variant(tp=2, budget=64, pool_tokens=160, cache="off"),
+    Variant(tp=2, pp=2, budget=33, company=31, aborts=True),
+    Variant(tp=2, pp=3, budget=16, block_size=8, pool_tokens=160),
 )
 
 
@@ -57,10 +59,10 @@ VARIANTS = (
 def test_no_company_and_no_cut_changes_a_bit(
     variant: Variant,
     alone: Outcome,
-    loaded: Callable[[int], LoadedRanks],
+    loaded: Callable[..., LoadedRanks],
     tokenizer: Tokenizer,
 ) -> None:
-    found = run(loaded(2), prompts(tokenizer), variant)
+    found = run(loaded(2, variant.pp), prompts(tokenizer), variant)
 
     if variant.pool_tokens < 1000:
         assert found.cluster.scheduler.counters.preemptions > 0

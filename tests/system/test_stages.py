@@ -4,15 +4,27 @@ Random tiny models of three layers, under the real scheduler; what the tokens th
 checked against transformers in `test_variants` and `tests.worker.test_runner`.
 """
 
+import os
+import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from cluster.frontend.grammar_process import GrammarProcess
+from cluster.frontend.tokenizer import Tokenizer
+from cluster.frontend.tokenizer_files import files_of
 from scheduler.replay import replay
 from scheduler.request import Finish
 from scheduler.sampling import SamplingParams
+from stoker import LLM, RequestError
+from tests.system.guided import asked_of, complaints, run_cases
+from tests.system.guided_cases import guided_cases
 from tests.system.in_process import Answer, InProcessCluster, LoadedRanks
+from tests.system.oracle import Oracle
+from tests.system.prompts import probes
+from tests.system.served import as_answer, greedy
 from tests.worker.tiny_models import VOCAB_SIZE, save_model
 
 NUM_OUTPUT = 12
@@ -156,3 +168,87 @@ def test_every_architecture_is_the_same_in_stages(
     wanted, *others = outcomes
     for found in others:
         assert_same(found, wanted)
+
+
+def processes(model: Path, pp: int, **settings: object) -> LLM:
+    return LLM(
+        model,
+        backend="local",
+        pipeline_parallel_size=pp,
+        max_num_seqs=16,
+        max_num_batched_tokens=24,
+        log_level="warning",
+        **settings,
+    )
+
+
+def test_processes_of_two_stages_answer_as_one_stage_does(tied: Path, whole: list[Answer]) -> None:
+    asked = [answer.sampling for answer in whole]
+    ids = [{"prompt_token_ids": answer.prompt} for answer in whole]
+    settings = {"num_kv_blocks": 64, "block_size": 8, "max_model_len": 128}
+    with processes(tied, 2, **settings) as llm:
+        (group,) = llm.client.status().groups
+        outputs = llm.generate(ids, asked, use_tqdm=False)
+
+    assert [rank.state for rank in group.ranks] == ["ready", "ready"]
+    for output, one, wanted in zip(outputs, asked, whole, strict=True):
+        found = as_answer(output, one)
+        assert found.tokens == wanted.tokens
+        assert found.logprobs == wanted.logprobs
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_killed_stage_is_named_to_those_who_wait(tied: Path, stage: int) -> None:
+    with processes(tied, 3, num_kv_blocks=64, max_model_len=256) as llm:
+        asked = greedy(200, ignore_eos=True)
+        handles = [llm.client.submit({"prompt_token_ids": [5, at]}, asked) for at in range(4)]
+        for handle in handles:
+            next(iter(handle))
+        os.kill(llm.client.status().groups[0].ranks[stage].pid, signal.SIGKILL)
+        for handle in handles:
+            with pytest.raises(RequestError, match=r"rank \d of group 0 failed"):
+                handle.result()
+
+
+@pytest.mark.slow
+@pytest.mark.model
+@pytest.mark.parametrize(("tp", "pp"), [(1, 2), (1, 3), (2, 2)])
+def test_processes_of_several_stages_answer_as_transformers_does(
+    tp: int, pp: int, smollm2: Path, tokenizer: Tokenizer, oracle: Oracle
+) -> None:
+    prompts = probes(tokenizer) * 2
+    asked = [greedy(8, logprobs=2, ignore_eos=True)] * (len(prompts) // 2)
+    asked += [
+        SamplingParams(seed=at, temperature=0.8, top_p=0.95, max_tokens=8, ignore_eos=True)
+        for at in range(len(prompts) // 2)
+    ]
+    settings = {"tensor_parallel_size": tp, "num_kv_blocks": 128, "max_model_len": 1024}
+    with processes(smollm2, pp, **settings) as llm:
+        ids = [{"prompt_token_ids": prompt} for prompt in prompts]
+        outputs = llm.generate(ids, asked, use_tqdm=False)
+
+    answers = [as_answer(output, one) for output, one in zip(outputs, asked, strict=True)]
+    oracle.prepare(answers)
+    for answer in answers:
+        oracle.check(answer)
+        oracle.check_logprobs(answer)
+
+
+@pytest.mark.slow
+@pytest.mark.model
+def test_guided_output_is_the_same_in_stages(
+    loaded: Callable[..., LoadedRanks], smollm2: Path, tokenizer: Tokenizer
+) -> None:
+    cases = guided_cases()[::8]
+    grammars = GrammarProcess(files_of(smollm2).tokenizer_json)
+    asked = [asked_of(case, grammars, seed, max_tokens=32) for seed, case in enumerate(cases)]
+    grammars.close()
+    found = {}
+    for pp in (1, 3):
+        cluster = InProcessCluster(loaded(1, pp), num_blocks=1000, max_num_seqs=32)
+        found[pp] = run_cases(cluster, tokenizer, cases, asked)
+        assert complaints(cases, found[pp], tokenizer) == []
+
+    assert [answer.tokens for answer in found[3]] == [answer.tokens for answer in found[1]]
+    assert any(answer.finish is Finish.STOP for answer in found[3])

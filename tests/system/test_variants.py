@@ -27,6 +27,12 @@ FEW = (
 ONE_BY_ONE = (
     Variant(),
     *(Variant(tp=tp) for tp in (2, 3)),
+    *(Variant(pp=pp) for pp in (2, 3)),
+    Variant(tp=2, pp=2, budget=17, company=16, aborts=True),
+    Variant(pp=2, budget=33, cache="full", company=31, aborts=True),
+    Variant(pp=2, budget=16, plans=1, pool_tokens=TIGHT_TOKENS),
+    Variant(pp=3, budget=17, block_size=8, cache="warm", pool_tokens=AMPLE_TOKENS, company=7),
+    Variant(pp=3, budget=64, cache="off", pool_tokens=TIGHT_TOKENS),
     *(Variant(budget=budget) for budget in (16, 17, 33, 512)),
     *(Variant(block_size=size) for size in (8, 32)),
     *(Variant(cache=cache) for cache in ("off", "warm", "full")),
