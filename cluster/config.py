@@ -301,6 +301,11 @@ def has_gpu() -> bool:
     return GPU_MARK.exists()
 
 
+def is_http_setting(name: str) -> bool:
+    """Whether it is one of `HttpConfig`; the others are the engine's."""
+    return name in _HTTP_HINTS
+
+
 def config_from(values: Mapping[str, object]) -> EngineConfig:
     """Check settings by name; those that are None or missing keep their defaults.
 

@@ -36,6 +36,10 @@ class BackendError(RuntimeError):
     """Workers could not be placed, started or ended; says what was wanted and what there is."""
 
 
+class RemoteError(RuntimeError):
+    """Another machine cannot be reached, or did not do what it was told; names it."""
+
+
 class StartFailed(RuntimeError):
     """The cluster did not come up; carries the message of the part that failed."""
 

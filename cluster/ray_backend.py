@@ -34,7 +34,7 @@ if TYPE_CHECKING:  # Ray reads its settings from the environment when it is impo
     from ray.actor import ActorHandle
 
     from cluster.ray_rank import RankActor, RankSite
-    from cluster.ray_room import Room
+    from cluster.ray_room import NodeRoom, Room
 
 OBJECT_STORE_BYTES = 80 << 20
 """Ray's least is 75 MiB. Nothing of ours goes through its object store."""
@@ -205,6 +205,12 @@ class RayBackend:
             )
         except Exception as error:
             raise BackendError(f"Ray did not start on this host: {error}") from error
+
+    def nodes(self) -> "list[NodeRoom]":
+        """The nodes that are there, with what each has."""
+        from cluster.ray_room import list_nodes
+
+        return list_nodes()
 
     def place(
         self, group: int, epoch: int, num_stages: int, ranks_per_stage: int, timeout_s: float

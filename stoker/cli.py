@@ -50,6 +50,8 @@ def make_parser() -> argparse.ArgumentParser:
         ("generate", _generate, _for_generate, "Answer prompts through a cluster, then end it."),
         ("chat", _chat, _for_chat, "Talk with a model in the terminal."),
         ("serve", _serve, _for_serve, "Bring a cluster up and keep it until SIGINT or SIGTERM."),
+        ("up", _up, _for_up, "Bring a cluster up on several machines, from one file."),
+        ("down", _down, _for_up, "End what `stoker up` brought up, on every machine."),
         ("status", _status, _for_status, "How a running cluster is."),
         ("plan", _plan, _for_plan, "What of a model fits where; starts nothing."),
         ("doctor", _doctor, _for_doctor, "Examine this host, or the nodes of a Ray cluster."),
@@ -122,6 +124,10 @@ def _for_serve(parser: argparse.ArgumentParser) -> None:
         default=argparse.SUPPRESS,
         help="another name of --ray-address: `auto` is the Ray of this machine",
     )
+
+
+def _for_up(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="TOML, like deploy/cluster.toml")
 
 
 def _for_status(parser: argparse.ArgumentParser) -> None:
@@ -239,6 +245,7 @@ def _is_expected(error: Exception) -> bool:
         BackendError,
         ClusterLost,
         ModelError,
+        RemoteError,
         StartFailed,
         StartInterrupted,
     )
@@ -258,6 +265,7 @@ def _is_expected(error: Exception) -> bool:
         ConfigError,
         InvalidRequest,
         OSError,
+        RemoteError,
     )
     return isinstance(error, kinds)
 
@@ -278,6 +286,18 @@ def _serve(arguments: argparse.Namespace) -> int:
     from stoker.serve_command import serve
 
     return serve(arguments)
+
+
+def _up(arguments: argparse.Namespace) -> int:
+    from stoker.up_command import up
+
+    return up(arguments)
+
+
+def _down(arguments: argparse.Namespace) -> int:
+    from stoker.up_command import down
+
+    return down(arguments)
 
 
 def _status(arguments: argparse.Namespace) -> int:

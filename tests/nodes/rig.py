@@ -36,7 +36,7 @@ set -e
 mount --make-rprivate /
 mount -t proc proc /proc
 mount -t tmpfs tmpfs /tmp
-mount -t tmpfs -o size=2g tmpfs /dev/shm
+mount -t tmpfs -o size=8g tmpfs /dev/shm
 mkdir -m 700 {HOME}
 mkdir -p /tmp/etc /tmp/run
 sed "s#^root:.*#root:x:0:0:root:{HOME}:/bin/bash#" /etc/passwd > /tmp/etc/passwd

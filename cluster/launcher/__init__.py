@@ -1,0 +1,1 @@
+"""Brings a cluster up on machines that are reached by ssh, from one short file, and ends it."""

@@ -1,0 +1,82 @@
+"""What `ray up` is told of a cluster file: deploy/ray-cluster.yaml with its values filled in."""
+
+import shlex
+
+from cluster.launcher.cluster_file import ClusterFile
+
+HEAD_ENVIRONMENT = {
+    # Version 2 never starts the workers of Ray's provider local (seen with Ray 2.60).
+    "RAY_enable_autoscaler_v2": "0",
+    # A node that is cut off is given up within 3 seconds instead of a minute.
+    "RAY_health_check_initial_delay_ms": "0",
+    "RAY_health_check_period_ms": "500",
+    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_failure_threshold": "2",
+}
+WORKER_ENVIRONMENT = {
+    # `ray down` stops the head alone; workers end themselves so many seconds later.
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "10",
+}
+
+
+def folder_on_nodes(file: ClusterFile) -> str:
+    return f"~/.stoker/{file.name}"
+
+
+def ray_environment(file: ClusterFile) -> dict[str, str]:
+    """What every process needs that talks with this Ray; `$HOME` is the node's."""
+    return {
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN_PATH": f"$HOME/.stoker/{file.name}/ray_token",
+        "PATH": f"{_home(file.nodes.bin)}:$PATH",
+    }
+
+
+def exports(environment: dict[str, str]) -> str:
+    """As the beginning of a shell's command."""
+    return "export " + " ".join(f'{name}="{value}"' for name, value in environment.items())
+
+
+def ray_file(file: ClusterFile, token_file: str) -> dict[str, object]:
+    """The configuration; Ray reads YAML, and so its JSON.
+
+    Args:
+        token_file: path, here, of the secret of this Ray.
+    """
+    nodes = file.nodes
+    install = f"python3 -m venv ~/.stoker/venv && {nodes.bin}/pip install --quiet ~/.stoker/source"
+    mounts = {f"{folder_on_nodes(file)}/ray_token": token_file}
+    if nodes.source:
+        mounts["~/.stoker/source"] = nodes.source
+    cpus = "" if nodes.num_cpus is None else f" --num-cpus={nodes.num_cpus}"
+    options = f"{cpus} --disable-usage-stats " + shlex.join(nodes.ray_options)
+    ray = ray_environment(file)
+    return {
+        "cluster_name": file.name,
+        "provider": {
+            "type": "local",
+            "head_ip": nodes.head,
+            "worker_ips": list(nodes.workers),
+        },
+        "auth": {"ssh_user": nodes.ssh_user, "ssh_private_key": nodes.ssh_key},
+        "file_mounts": mounts,
+        "rsync_exclude": [".*", "build", "models", "__pycache__"],
+        "setup_commands": [f"test -x {nodes.bin}/stoker || {{ {install}; }}"]
+        if nodes.source
+        else [],
+        "head_start_ray_commands": [
+            f"{exports(ray)}; ray stop",
+            f"{exports({**ray, **HEAD_ENVIRONMENT})}; ray start --head --port={nodes.ray_port} "
+            f"--node-ip-address={nodes.head} --include-dashboard=false "
+            f"--autoscaling-config=~/ray_bootstrap_config.yaml{options}",
+        ],
+        "worker_start_ray_commands": [
+            f"{exports(ray)}; ray stop",
+            f"{exports({**ray, **WORKER_ENVIRONMENT})}; "
+            f"ray start --address=$RAY_HEAD_IP:{nodes.ray_port}{options}",
+        ],
+    }
+
+
+def _home(path: str) -> str:
+    return path.replace("~", "$HOME", 1) if path.startswith("~") else path
