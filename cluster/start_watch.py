@@ -41,19 +41,16 @@ def progress_of(phase: RankPhase | None) -> tuple[int, int]:
 class Wait:
     """One thing that a start waits for."""
 
-    group: int
-    epoch: int
-    rank: int | None
-    """None: the group as a whole, which has no ranks yet."""
-    node: str
+    who: str
+    """A rank as GROUP.RANK, a group that has no ranks yet, or what there is one of."""
+    node: str = ""
     doing: str
     seconds: float
     """Since it came that far."""
 
     def text(self) -> str:
-        who = f"group {self.group}" if self.rank is None else f"rank {self.group}.{self.rank}"
         where = f" on {self.node}" if self.node else ""
-        return f"{who}{where} {self.doing} (for {self.seconds:.0f} s)"
+        return f"{self.who}{where} {self.doing} (for {self.seconds:.0f} s)"
 
 
 @dataclass(slots=True)
@@ -74,13 +71,26 @@ class StartWatch:
         self._num_ranks = num_ranks
         self._every_s = every_s
         self._starts: dict[int, _Start] = {}
+        self._expected: dict[str, tuple[str, float]] = {}
         self._next_line = 0.0
+
+    def expect(self, who: str, doing: str, now: float) -> None:
+        """Something that there is one of has been begun."""
+        self._begin_lines(now)
+        self._expected[who] = (doing, now)
+
+    def came(self, who: str) -> None:
+        """It is there."""
+        self._expected.pop(who, None)
 
     def begins(self, group: int, epoch: int, now: float) -> None:
         """Room is being looked for."""
-        if not self._starts:
-            self._next_line = now + self._every_s
+        self._begin_lines(now)
         self._starts[group] = _Start(epoch, now)
+
+    def _begin_lines(self, now: float) -> None:
+        if self._is_idle:
+            self._next_line = now + self._every_s
 
     def placed(self, group: int, epoch: int, now: float) -> None:
         """The processes of its ranks are started."""
@@ -103,45 +113,41 @@ class StartWatch:
         self._starts.pop(group, None)
 
     @property
+    def _is_idle(self) -> bool:
+        return not self._starts and not self._expected
+
+    @property
     def next_deadline(self) -> float | None:
         """When `due` has something to say."""
-        return self._next_line if self._starts else None
+        return None if self._is_idle else self._next_line
 
     def due(self, now: float) -> list[Wait]:
         """What to say now; nothing between two times of it."""
-        if not self._starts or now < self._next_line:
+        if self._is_idle or now < self._next_line:
             return []
         self._next_line = now + self._every_s
         return self.waits(now)
 
     def waits(self, now: float) -> list[Wait]:
         """Everything that is waited for."""
-        return [
-            wait
-            for group, start in sorted(self._starts.items())
-            for wait in self._of(group, start, now)
+        waits = [
+            Wait(who=who, doing=doing, seconds=now - since)
+            for who, (doing, since) in self._expected.items()
         ]
+        for group, start in sorted(self._starts.items()):
+            waits += self._of(group, start, now)
+        return waits
 
     def _of(self, group: int, start: _Start, now: float) -> list[Wait]:
         if not start.is_placed:
-            return [
-                Wait(
-                    group=group,
-                    epoch=start.epoch,
-                    rank=None,
-                    node="",
-                    doing="waits for room, or for its processes to start",
-                    seconds=now - start.began,
-                )
-            ]
+            doing = "waits for room, or for its processes to start"
+            return [Wait(who=f"group {group}", doing=doing, seconds=now - start.began)]
         waits = []
         for rank in range(self._num_ranks):
             phase, since = start.phases.get(rank, (None, start.began))
             waits.append(
                 Wait(
-                    group=group,
-                    epoch=start.epoch,
-                    rank=rank,
+                    who=f"rank {group}.{rank}",
                     node="" if phase is None else phase.node,
                     doing=phase_text(phase),
                     seconds=now - since,

@@ -11,9 +11,11 @@ import os
 import queue
 import select
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -30,6 +32,8 @@ from cluster.backend_thread import (
     Happening,
 )
 from cluster.child_process import ChildProcess
+from cluster.doctor.checks import table
+from cluster.doctor.scene import Finding
 from cluster.errors import ClusterLost, LinkLost, StartFailed, StartInterrupted
 from cluster.keys import remove_key_file, write_key_file
 from cluster.launch_plan import LaunchPlan
@@ -40,6 +44,7 @@ from cluster.messages import (
     GroupLost,
     GroupReady,
     GroupStopped,
+    RankPhase,
     Shutdown,
     StartGroup,
     StartPhases,
@@ -49,6 +54,7 @@ from cluster.messages import (
 )
 from cluster.private_folder import PrivateFolder
 from cluster.start_phases import StartClock
+from cluster.start_watch import StartWatch
 from cluster.wakeup import SignalPipe, WakePipe
 from cluster.wire import FROM_ENGINE, PROTOCOL_VERSION, TO_ENGINE
 
@@ -60,6 +66,13 @@ KILL_WAIT_S = 2.0
 BACKEND_PATIENCE_S = 15.0
 """For what the backend is doing to come to its end before it can be closed: Ray's own start
 takes up to ten seconds and cannot be broken off."""
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """What was found on this host before anything was started on it."""
+
+    findings: tuple[Finding, ...]
 
 
 class Supervisor:
@@ -76,6 +89,7 @@ class Supervisor:
         log: EventLog,
         api: ApiServers | None = None,
         engine_command: Sequence[str] = ENGINE_COMMAND,
+        examine: Callable[[], Sequence[Finding]] | None = None,
         began: float | None = None,
     ) -> None:
         """Nothing is started yet.
@@ -85,6 +99,7 @@ class Supervisor:
             parent_fd: a descriptor whose end of file says that the parent is gone.
             on_ready: told once, when requests are taken.
             api: what serves HTTP, if anything does.
+            examine: looks at this host, in a thread beside the start; a failure ends the start.
         """
         self._plan = plan
         self._config = plan.config
@@ -97,7 +112,12 @@ class Supervisor:
         self._engine_command = engine_command
         self._began = time.monotonic() if began is None else began
         self._start_clock = StartClock(self._began)
-        self._inbox: queue.SimpleQueue[Happening] = queue.SimpleQueue()
+        self._watch = StartWatch(
+            plan.config.pipeline_parallel_size * plan.config.tensor_parallel_size
+        )
+        self._examine = examine
+        self._findings: tuple[Finding, ...] = ()
+        self._inbox: queue.SimpleQueue[Happening | Examined] = queue.SimpleQueue()
         self._wake = WakePipe()
         self._unsent: list[ToEngine] = []
         """For the engine, before it listens."""
@@ -145,13 +165,21 @@ class Supervisor:
         parts.callback(self._end_backend)
         if self._api is not None:
             parts.callback(self._api.end, self._config.stop_timeout_s)
+        self._watch.expect(self._config.backend, "is being brought up", time.monotonic())
         self._hands.open(self._config.start_timeout_s)
+        if self._examine is not None:
+            threading.Thread(target=self._examine_host, name="examine", daemon=True).start()
         self._start_clock.parts_launched(time.monotonic())
         back = self._config.back_address or self._back_address(folder)
         self._engine = ChildProcess(self._engine_command, self._plan.engine(front, back))
         parts.callback(self._end_engine, self._engine)
+        self._watch.expect("the engine", "has not said that it listens", time.monotonic())
         if back.startswith("ipc://"):
             self._start_all_groups(back)  # they may dial before the engine listens
+
+    def _examine_host(self) -> None:
+        assert self._examine is not None
+        self._tell(Examined(tuple(self._examine())))
 
     def _back_address(self, folder: PrivateFolder) -> str:
         """Where workers dial: a socket file, or this host as the Ray that others share knows it."""
@@ -178,6 +206,7 @@ class Supervisor:
         def launches(group: int, epoch: int, places: Sequence[Place]) -> list[WorkerLaunch]:
             return self._plan.workers(back_address, group, epoch, places)
 
+        self._watch.begins(group, epoch, time.monotonic())
         config = self._config
         stages, ranks = config.pipeline_parallel_size, config.tensor_parallel_size
         self._hands.start(group, epoch, stages, ranks, launches, config.start_timeout_s)
@@ -191,6 +220,7 @@ class Supervisor:
         if not isinstance(listens, EngineListens):
             raise StartFailed(listens.message)
         self._listens = listens
+        self._watch.came("the engine")
         self._note("engine_listens", front=listens.front_address, back=listens.back_address)
         self._link = DealerLink(
             listens.back_address,
@@ -218,7 +248,8 @@ class Supervisor:
 
     def _turn(self, deadline: float | None) -> None:
         """Wait for the next thing that happens, and see to it."""
-        known = [deadline, None if self._api is None else self._api.next_deadline]
+        known = [deadline, self._watch.next_deadline]
+        known += [] if self._api is None else [self._api.next_deadline]
         next_s = min((when for when in known if when is not None), default=None)
         ready = self._wait(None if next_s is None else max(0.0, next_s - time.monotonic()))
         if self._signals.fd in ready:
@@ -239,6 +270,9 @@ class Supervisor:
             self._may_be_up()
         if engine is not None and engine.end_fd in ready and not self._is_ending:
             raise self._failure(f"the engine process ended: {engine.how_it_ended()}")
+        for wait in self._watch.due(time.monotonic()):
+            seconds, node = wait.seconds, wait.node
+            self._log.info("waiting", who=wait.who, node=node, doing=wait.doing, seconds=seconds)
         if deadline is not None and time.monotonic() >= deadline and not self._is_ending:
             raise StartFailed(
                 f"not ready within start_timeout_s={self._config.start_timeout_s:g}: "
@@ -246,10 +280,14 @@ class Supervisor:
             )
 
     def _what_is_missing(self) -> str:
-        missing = sorted(set(range(self._config.num_groups)) - self._ready)
-        if missing:
-            return f"groups {missing} still start"
-        return "the groups are ready, but not every API server takes connections"
+        """What is still waited for, and what was found on this host."""
+        waits = [wait.text() for wait in self._watch.waits(time.monotonic())]
+        if not waits:
+            return "the groups are ready, but not every API server takes connections"
+        lines = ["; ".join(waits)]
+        if self._findings:
+            lines += ["What `stoker doctor` finds on this host:", table(self._findings)]
+        return "\n".join(lines)
 
     def _wait(self, timeout_s: float | None) -> set[int]:
         fds = [self._signals.fd, self._wake.fd]
@@ -279,19 +317,23 @@ class Supervisor:
 
     # --- the backend ---
 
-    def _tell(self, happening: Happening) -> None:
+    def _tell(self, happening: Happening | Examined) -> None:
         """From any thread."""
         self._inbox.put(happening)
         self._wake.wake()
 
-    def _take(self, happening: Happening) -> None:
+    def _take(self, happening: Happening | Examined) -> None:
         match happening:
+            case Examined(findings=findings):
+                self._examined(findings)
             case BackendOpened(seconds=seconds, host=host):
                 self._host = host
+                self._watch.came(self._config.backend)
                 self._start_clock.backend_opened(time.monotonic())
                 self._note("backend_open", seconds=seconds)
             case GroupStarted(group=group, epoch=epoch, seconds=seconds):
                 self._start_clock.group_placed(group, time.monotonic())
+                self._watch.placed(group, epoch, time.monotonic())
                 self._note("group_started", group=group, epoch=epoch, seconds=seconds)
             case GroupEnded(group=group, epoch=epoch):
                 self._send(GroupStopped(group, epoch))
@@ -299,6 +341,22 @@ class Supervisor:
                 self._backend_failed(happening)
             case RankExit():
                 self._rank_exited(happening)
+
+    def _examined(self, findings: tuple[Finding, ...]) -> None:
+        self._findings = findings
+        for finding in findings:
+            if finding.level != "ok":
+                self._log.warning(
+                    "finding",
+                    check=finding.check,
+                    level=finding.level,
+                    subject=finding.subject,
+                    seen=finding.seen,
+                    fix=finding.fix,
+                )
+        failed = [finding for finding in findings if finding.level == "fail"]
+        if failed and not self._is_up and not self._is_ending:
+            raise StartFailed(f"this host cannot bear what is asked for:\n{table(failed)}")
 
     def _backend_failed(self, failed: BackendFailed) -> None:
         self._log.error(
@@ -352,6 +410,8 @@ class Supervisor:
                 self._group_ready(message)
             case GroupLost():
                 self._group_lost(message)
+            case RankPhase():
+                self._watch.moved(message, time.monotonic())
             case StartGroup(group=group, epoch=epoch):
                 assert self._listens is not None
                 self._start_group(self._listens.back_address, group, epoch)
@@ -361,6 +421,7 @@ class Supervisor:
     def _group_ready(self, ready: GroupReady) -> None:
         self._note("group_ready", group=ready.group, epoch=ready.epoch, num_blocks=ready.num_blocks)
         self._start_clock.group_ready(ready.group, ready.start_s, time.monotonic())
+        self._watch.ended(ready.group)
         self._ready.add(ready.group)
         self._may_be_up()
 
@@ -393,6 +454,7 @@ class Supervisor:
         who = f"group {lost.group}" if lost.rank < 0 else f"rank {lost.rank} of group {lost.group}"
         when = f" at step {lost.step}" if lost.step else ""
         message = f"{who} failed{when}: {lost.message}"
+        self._watch.ended(lost.group)
         self._hands.stop(lost.group, lost.epoch, self._config.stop_timeout_s)
         if not self._is_up:
             raise StartFailed(message)
