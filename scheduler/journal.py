@@ -32,6 +32,13 @@ class GroupAdded(Struct, frozen=True, kw_only=True, tag_field="event", tag="grou
     num_blocks: int
 
 
+class GroupDrained(Struct, frozen=True, kw_only=True, tag_field="event", tag="group_drained"):
+    now: float
+    group: int
+    drains: bool
+    """False: it takes part again."""
+
+
 class GroupLost(Struct, frozen=True, kw_only=True, tag_field="event", tag="group_lost"):
     now: float
     group: int
@@ -95,7 +102,15 @@ class Applied(Struct, frozen=True, kw_only=True, tag_field="event", tag="applied
 
 
 Record: TypeAlias = (
-    Opened | GroupAdded | GroupLost | Submitted | Aborted | Expired | Planned | Applied
+    Opened
+    | GroupAdded
+    | GroupDrained
+    | GroupLost
+    | Submitted
+    | Aborted
+    | Expired
+    | Planned
+    | Applied
 )
 
 Journal: TypeAlias = Callable[[Record], None]

@@ -8,6 +8,7 @@ from scheduler.journal import (
     Applied,
     Expired,
     GroupAdded,
+    GroupDrained,
     GroupLost,
     Opened,
     Planned,
@@ -52,6 +53,8 @@ def _feed(scheduler: Scheduler, record: Record) -> None:
     match record:
         case GroupAdded():
             scheduler.add_group(record.group, record.epoch, record.num_blocks, record.now)
+        case GroupDrained():
+            scheduler.drain_group(record.group, record.now, drains=record.drains)
         case GroupLost():
             scheduler.lose_group(record.group, record.now)
         case Submitted():

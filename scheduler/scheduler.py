@@ -74,6 +74,13 @@ class Scheduler:
         self._record(events.GroupAdded(now=now, group=group_id, epoch=epoch, num_blocks=num_blocks))
         return self._fit_waiting(now)
 
+    def drain_group(self, group_id: int, now: float, *, drains: bool = True) -> list[Outgoing]:
+        """The group starts nothing new, and what runs in it goes on; or, not `drains`, it takes
+        part again."""
+        self._record(events.GroupDrained(now=now, group=group_id, drains=drains))
+        self.groups[group_id].is_draining = drains
+        return self._fit_waiting(now)
+
     def lose_group(self, group_id: int, now: float) -> list[Outgoing]:
         """The group's K/V are gone: its sequences wait again, with all confirmed tokens."""
         self._record(events.GroupLost(now=now, group=group_id))
@@ -87,7 +94,7 @@ class Scheduler:
 
     def _fit_waiting(self, now: float) -> list[Outgoing]:
         """No sequence may grow beyond the largest pool there is; some have reached it already."""
-        if not self.groups:
+        if not self._open_groups:
             return []
         for sequence in self.waiting:
             sequence.limit = min(sequence.limit, self.max_len)
@@ -102,7 +109,7 @@ class Scheduler:
             request,
             is_live=(client, request.handle) in self.live,
             max_len=self.max_len,
-        ) or self._gate.check(request, self.waiting, self.groups.values(), now)
+        ) or self._gate.check(request, self.waiting, self._open_groups, now)
         self._record(
             events.Submitted(
                 now=now,
@@ -138,8 +145,13 @@ class Scheduler:
     @property
     def max_len(self) -> int:
         """Most tokens a sequence can have: the context, or the largest pool if that is less."""
-        largest = max((group.max_len for group in self.groups.values()), default=None)
+        largest = max((group.max_len for group in self._open_groups), default=None)
         return self.model.max_model_len if largest is None else largest
+
+    @property
+    def _open_groups(self) -> list[Group]:
+        """Those that start sequences."""
+        return [group for group in self.groups.values() if not group.is_draining]
 
     def abort(self, client: int, handles: Iterable[int], now: float) -> None:
         """Forget these requests; unknown ones are ignored. No more news of them is sent."""
@@ -272,7 +284,7 @@ class Scheduler:
             if count:
                 group.prefill(draft, slot, count)
                 budget.spend(count)
-        if not draft.preempted:
+        if not draft.preempted and not group.is_draining:
             self._admit(group, draft, budget, now)
         for slot, taken in draft.prefills():
             wanted = int(rows.known[slot] - rows.planned[slot])
@@ -362,7 +374,8 @@ class Scheduler:
     def has_work(self, group_id: int) -> bool:
         """Whether the group has something to compute or to answer."""
         group = self.groups[group_id]
-        return bool(group.unanswered or group.num_running or len(self.waiting))
+        can_start = len(self.waiting) > 0 and not group.is_draining
+        return bool(group.unanswered or group.num_running or can_start)
 
     @property
     def num_waiting(self) -> int:

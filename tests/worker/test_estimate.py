@@ -3,8 +3,6 @@
 from pathlib import Path
 
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from tests.worker.groups import WorkerGroup
 from tests.worker.tiny_models import MODELS, save_model
@@ -18,22 +16,10 @@ from worker.estimate import (
     requests_at_once,
     weight_bytes,
 )
-from worker.memory import Capacity
 from worker.models.spec import ModelSpec, model_stages, model_widths, read_spec
 from worker.runner import ModelRunner
 from worker.shards import deal_shards
 
-TWO_PERCENT = 0.02
-TINYLLAMA = {
-    "vocab_size": 32000,
-    "hidden_size": 2048,
-    "intermediate_size": 5632,
-    "num_hidden_layers": 22,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 2048,
-    "tie_word_embeddings": False,
-}
 LAYOUTS = [(tp, pp) for tp in (1, 2, 3) for pp in (1, 2)]
 """(tensor_parallel_size, pipeline_parallel_size)"""
 
@@ -67,15 +53,6 @@ def loaded_weights(model_dir: Path, tp: int, pp: int, **settings: object) -> lis
 def num_bytes_of(runner: ModelRunner) -> int:
     assert runner._decoder is not None
     return runner._decoder.weights.num_bytes
-
-
-def say_capacities(
-    model_dir: Path, tp: int, pp: int, **settings: object
-) -> tuple[list[Capacity], Form]:
-    """What each rank says after loading and measuring, and how it holds the model."""
-    with WorkerGroup(model_dir, tp=tp, pp=pp, **settings) as group:
-        group.load()
-        return group.measure(), form_of(group.runners[0].spec)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -184,43 +161,3 @@ def test_cpu_ranks_share_what_is_free_and_gpu_ranks_take_it_all() -> None:
 
     assert host.budget_bytes == 350
     assert device.budget_bytes == 450
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("tp", "pp"), LAYOUTS)
-def test_a_billion_parameters_are_foretold_within_two_percent(
-    tp: int, pp: int, tmp_path: Path
-) -> None:
-    folder = tmp_path / "tinyllama"
-    with torch.device("meta"):
-        model = LlamaForCausalLM(LlamaConfig(**TINYLLAMA, dtype="bfloat16")).to(torch.bfloat16)
-    model.to_empty(device="cpu").save_pretrained(folder)
-    check_within_two_percent(folder, tp, pp)
-
-
-@pytest.mark.slow
-@pytest.mark.model
-@pytest.mark.parametrize(("tp", "pp"), LAYOUTS)
-def test_smollm2_is_foretold_within_two_percent(tp: int, pp: int, smollm2: Path) -> None:
-    check_within_two_percent(smollm2, tp, pp)
-
-
-def check_within_two_percent(folder: Path, tp: int, pp: int) -> None:
-    """In this process, so that ranks' free memory is told but not shared."""
-    settings = {"max_num_batched_tokens": 512, "max_num_seqs": 256, "num_kv_blocks": None}
-    found, form = say_capacities(folder, tp, pp, ranks_on_host=tp * pp, **settings)
-    spec = read_spec(folder)
-    shards = deal_shards(model_widths(spec), tp)
-    parts = [(stage, shard) for stage in model_stages(spec, pp) for shard in shards]
-    for said, (stage, shard) in zip(found, parts, strict=True):
-        weights = weight_bytes(spec, shard, stage, form, spec.max_context_len)
-        step = activation_bytes(spec, shard, stage, form, max_tokens=512, max_seqs=256)
-        assert said.weight_bytes == weights
-        assert said.activation_bytes == pytest.approx(step, rel=TWO_PERCENT)
-        budget = share_of_host(
-            free_bytes=said.free_bytes,
-            activation_bytes=step,
-            utilization=0.9,
-            ranks_on_host=tp * pp,
-        ).budget_bytes
-        assert said.num_blocks == pytest.approx(budget // said.block_bytes, rel=TWO_PERCENT)
