@@ -11,6 +11,7 @@ import secrets
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -20,6 +21,7 @@ from cluster.announcements import ClusterFailed, ClusterReady, announce
 from cluster.api_servers import ApiServers
 from cluster.backend import Backend, Report
 from cluster.config import EngineConfig, decode_config, has_gpu, own_environment_for_workers
+from cluster.doctor.examination import examine_start
 from cluster.errors import AddressError, ClusterLost, ModelError, StartFailed, StartInterrupted
 from cluster.http_config import HttpConfig
 from cluster.launch_plan import LaunchPlan
@@ -121,6 +123,7 @@ def run_cluster(
         log=log,
         api=api,
         began=process_began(),
+        examine=None if make_plan else partial(examine_start, plan.config, plan.model_dir),
     )
     try:
         supervisor.run()

@@ -33,7 +33,11 @@ NATIVE = {
 RESOLVE_S = 2.0
 """For a name's address: without a name service the system takes many seconds to give up."""
 
-RAY_DAEMONS = ("gcs_server", "raylet")
+RAY_CURRENT = Path("/tmp/ray/ray_current_cluster")
+"""Where `ray start` writes the head's address."""
+
+ANSWER_S = 0.5
+"""For a head on this machine, or next to it, to take a connection."""
 
 
 class Question(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -47,8 +51,6 @@ class Question(Struct, frozen=True, kw_only=True, omit_defaults=True):
     disk_paths: tuple[str, ...] = ()
     own_sockets: tuple[str, ...] = ()
     """Addresses that the engine is to bind on this host."""
-    known_ray_pids: tuple[int, ...] = ()
-    """Of Ray processes that are no leftovers."""
     looks_for_stale_ray: bool = False
 
 
@@ -85,7 +87,7 @@ def collect_host(question: Question) -> Host:
         num_cores=len(os.sched_getaffinity(0)),
         num_gpus=len(list((DRIVER / "gpus").glob("*"))),
         driver=_driver_version(),
-        stale_ray=stale_ray(question.known_ray_pids) if question.looks_for_stale_ray else (),
+        stale_ray=stale_ray() if question.looks_for_stale_ray else (),
         taken_addresses=tuple(
             f"{address}: {why}"
             for address in question.own_sockets
@@ -158,14 +160,42 @@ def why_not_bound(address: str) -> str:
     return ""
 
 
-def stale_ray(known: Sequence[int]) -> tuple[str, ...]:
-    """Ray daemons of this user on this machine, less the known ones, as texts."""
+def stale_ray(current: Path = RAY_CURRENT) -> tuple[str, ...]:
+    """Leftovers of Ray clusters that are gone, as texts.
+
+    A raylet of this network whose head nobody answers for, and the file by which `auto` would
+    find such a head.
+    """
     found = []
-    for process in psutil.process_iter(("pid", "name", "uids")):
-        with suppress(psutil.Error):
-            if process.info["name"] in RAY_DAEMONS and process.info["pid"] not in known:
-                found.append(f"{process.info['name']} (pid {process.info['pid']})")
+    for process in psutil.process_iter(("pid", "name", "cmdline")):
+        with suppress(psutil.Error, OSError):
+            if process.info["name"] == "raylet" and _is_in_our_network(process.pid):
+                head = _option(process.info["cmdline"], "--gcs-address")
+                if head and not _answers(head):
+                    found.append(f"raylet (pid {process.pid}) whose head {head} is gone")
+    with suppress(OSError):
+        head = current.read_text().strip()
+        if head and not _answers(head):
+            found.append(f"{current} names {head}, where nobody answers")
     return tuple(found)
+
+
+def _is_in_our_network(pid: int) -> bool:
+    return os.readlink(f"/proc/{pid}/ns/net") == os.readlink("/proc/self/ns/net")
+
+
+def _option(words: Sequence[str], name: str) -> str:
+    """Of a command line, the value of --name=VALUE."""
+    given = [word.partition("=")[2] for word in words if word.startswith(f"{name}=")]
+    return given[0] if given else ""
+
+
+def _answers(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    with suppress(OSError, ValueError):
+        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_S).close()
+        return True
+    return False
 
 
 def _is_missing(name: str, package: str) -> bool:

@@ -17,10 +17,12 @@ from pathlib import Path
 import msgspec
 
 from cluster.config import EngineConfig
+from cluster.doctor.checks import CHECKS, examine
 from cluster.doctor.collect import Question, collect_host
 from cluster.doctor.nodes_task import NodesTask
-from cluster.doctor.scene import Asked, Host, Scene
+from cluster.doctor.scene import Asked, Finding, Host, Scene
 from cluster.doctor.survey import Survey
+from worker.estimate import DTYPE_BYTES
 
 NODES_COMMAND = (sys.executable, "-P", "-m", "cluster.doctor.nodes_main")
 
@@ -33,9 +35,16 @@ WRONG_TOKEN = "InvalidAuthToken"
 """What Ray writes each second, while it tries for many."""
 
 
+START_CHECKS = ("versions", "model", "shared memory", "limits", "disk", "variables")
+"""That cost a start nothing, and that it cannot disturb itself; hosts with ranks also `memory`."""
+
+
 def asked_of(config: EngineConfig, *, device: str) -> Asked:
     """What hosts must bear, of a config."""
+    widths = {"int8": 1.0, "auto": None}
+    kind = config.quantization if config.quantization != "none" else config.dtype
     return Asked(
+        bytes_per_weight=widths.get(kind, DTYPE_BYTES.get(kind)),
         num_groups=config.num_groups,
         num_ranks=config.num_ranks // config.num_groups,
         device=device,
@@ -59,6 +68,17 @@ def examine_here(config: EngineConfig, model_dir: Path | None, *, device: str) -
     """This host alone."""
     host = collect_host(question_of(config, model_dir))
     return Scene(asked=asked_of(config, device=device), here=host, hosts=(host,))
+
+
+def examine_start(config: EngineConfig, model_dir: Path) -> list[Finding]:
+    """The cheap checks of a start, on the engine's host, while other processes are started."""
+    question = msgspec.structs.replace(
+        question_of(config, model_dir), own_sockets=(), looks_for_stale_ray=False
+    )
+    host = collect_host(question)
+    scene = Scene(asked=asked_of(config, device=config.device), here=host, hosts=(host,))
+    names = START_CHECKS if config.ray_address else (*START_CHECKS, "memory")
+    return examine(scene, [check for check in CHECKS if check.name in names])
 
 
 def examine_nodes(

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 
-from cluster.doctor.scene import Check, Host, Problem, Scene
+from cluster.doctor.scene import Asked, Check, Host, Problem, Scene
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -131,12 +131,21 @@ def ranks_on(host: Host, scene: Scene) -> int:
     return ranks // num_hosts + (place < ranks % num_hosts)
 
 
+def held_bytes(host: Host, asked: Asked) -> int:
+    """Of the weights of one group, as its ranks hold them together; at least."""
+    model = host.model
+    if model is None:
+        return 0
+    if asked.bytes_per_weight is None or not model.bytes_per_weight:
+        return model.weight_bytes
+    return int(model.weight_bytes / model.bytes_per_weight * asked.bytes_per_weight)
+
+
 def _memory(scene: Scene) -> Iterator[Problem]:
     for host in scene.hosts:
         ranks = ranks_on(host, scene)
-        weights = 0 if host.model is None else host.model.weight_bytes
-        on_cpu = scene.asked.device != "cuda"
-        wanted = ranks * (RANK_BYTES + (weights // scene.asked.num_ranks if on_cpu else 0))
+        weights = 0 if scene.asked.device == "cuda" else held_bytes(host, scene.asked)
+        wanted = ranks * (RANK_BYTES + weights // scene.asked.num_ranks)
         if wanted > host.memory_free_bytes:
             yield Problem(
                 _node(host),
@@ -273,8 +282,8 @@ def _stale(scene: Scene) -> Iterator[Problem]:
     if scene.here.stale_ray:
         yield Problem(
             _node(scene.here),
-            f"Ray processes of no cluster of ours run there: {', '.join(scene.here.stale_ray)}",
-            "end them with `ray stop --force`, if nobody else uses that Ray",
+            f"holds what is left of a Ray that is gone: {', '.join(scene.here.stale_ray)}",
+            "end it with `ray stop --force`, unless another Ray runs there too",
             level="warn",
         )
 
@@ -333,7 +342,7 @@ CHECKS = (
     ),
     Check(
         name="stale Ray",
-        looks_at="Ray processes that belong to no cluster in use",
+        looks_at="Ray processes whose head is gone, and the file that names such a head",
         run=_stale,
         well=lambda scene: "no leftovers",
     ),

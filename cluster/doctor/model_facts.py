@@ -20,13 +20,14 @@ SAMPLE_BYTES = 4096
 MOST_HEADER_BYTES = 100 << 20
 """What the format's own library takes."""
 
+_WIDTHS = {"F32": 4, "BF16": 2, "F16": 2}
 _LENGTH = struct.Struct("<Q")
 
 
 def model_facts(model_dir: Path) -> ModelFacts:
     """The facts of a checkpoint that may be missing, not whole, or unreadable here."""
     digest = hashlib.blake2b(digest_size=8)
-    weight_bytes = 0
+    weight_bytes = width = 0
     try:
         if not (model_dir / "config.json").is_file():
             return ModelFacts(problem=f"{model_dir} has no config.json on this node")
@@ -35,13 +36,14 @@ def model_facts(model_dir: Path) -> ModelFacts:
                 digest.update(name.encode())
                 digest.update((model_dir / name).read_bytes())
         for file in weight_files(model_dir):
-            weight_bytes += _add_weights(digest, file)
+            file_bytes, width = _add_weights(digest, file)
+            weight_bytes += file_bytes
     except DamagedCheckpoint as error:
         return ModelFacts(problem=str(error), weight_bytes=weight_bytes)
     except OSError as error:
         where = error.filename or model_dir
         return ModelFacts(problem=f"{where}: {error.strerror}", weight_bytes=weight_bytes)
-    return ModelFacts(digest=digest.hexdigest(), weight_bytes=weight_bytes)
+    return ModelFacts(digest=digest.hexdigest(), weight_bytes=weight_bytes, bytes_per_weight=width)
 
 
 def weight_files(model_dir: Path) -> list[Path]:
@@ -65,8 +67,8 @@ def weight_files(model_dir: Path) -> list[Path]:
         raise DamagedCheckpoint(index, f"no index of weight files: {error!r}") from None
 
 
-def _add_weights(digest: hashlib.blake2b, file: Path) -> int:
-    """Add one file's header and samples; the bytes of its tensors.
+def _add_weights(digest: hashlib.blake2b, file: Path) -> tuple[int, int]:
+    """Add one file's header and samples; the bytes of its tensors, and of a number in the first.
 
     Raises:
         DamagedCheckpoint: it is missing, or its size is not what its header says.
@@ -81,7 +83,8 @@ def _add_weights(digest: hashlib.blake2b, file: Path) -> int:
         if not 0 < header_bytes <= min(size, MOST_HEADER_BYTES):
             raise DamagedCheckpoint(file, f"not a safetensors file ({size} bytes). Fetch it again")
         header = opened.read(header_bytes)
-        wanted = _LENGTH.size + header_bytes + _data_bytes(file, header)
+        data_bytes, width = _described(file, header)
+        wanted = _LENGTH.size + header_bytes + data_bytes
         if wanted != size:
             raise DamagedCheckpoint(
                 file, f"{size} bytes, but its header speaks of {wanted}. Fetch it again"
@@ -93,13 +96,16 @@ def _add_weights(digest: hashlib.blake2b, file: Path) -> int:
                 (size - SAMPLE_BYTES) * sample // (NUM_SAMPLES - 1) if size > SAMPLE_BYTES else 0
             )
             digest.update(opened.read(SAMPLE_BYTES))
-    return size - _LENGTH.size - header_bytes
+    return data_bytes, width
 
 
-def _data_bytes(file: Path, header: bytes) -> int:
+def _described(file: Path, header: bytes) -> tuple[int, int]:
+    """(bytes of all tensors, bytes of a number of the first one)"""
     try:
         entries = json.loads(header)
-        ends = [e["data_offsets"][1] for name, e in entries.items() if name != "__metadata__"]
-        return int(max(ends, default=0))
+        entries.pop("__metadata__", None)
+        ends = [int(entry["data_offsets"][1]) for entry in entries.values()]
+        kinds = [str(entry["dtype"]) for entry in entries.values()]
+        return max(ends, default=0), _WIDTHS.get(kinds[0] if kinds else "", 0)
     except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
         raise DamagedCheckpoint(file, f"its header cannot be read: {error!r}") from None

@@ -28,6 +28,8 @@ class ModelFacts(Struct, frozen=True, kw_only=True, omit_defaults=True):
     problem: str = ""
     """What is missing or not whole."""
     weight_bytes: int = 0
+    bytes_per_weight: int = 0
+    """As the files hold them; 0: not known."""
 
 
 class Host(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -64,7 +66,7 @@ class Host(Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_gpus: int = 0
     driver: str = ""
     stale_ray: tuple[str, ...] = ()
-    """Ray processes that belong to no cluster that we speak to."""
+    """What is left of Ray clusters that are gone."""
     taken_addresses: tuple[str, ...] = ()
     """Of our own sockets, those that cannot be bound here, each with the reason."""
     clock_ahead_s: float | None = None
@@ -116,7 +118,9 @@ class Asked:
     """Of one group."""
     device: str = "cpu"
     uses_ray: bool = False
-    wants_model: bool = True
+    """Of somebody else, with nodes of its own."""
+    bytes_per_weight: float | None = None
+    """As ranks are to hold them; None: as the files do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
