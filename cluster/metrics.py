@@ -139,8 +139,8 @@ ENGINE: Sequence[Family] = (
     ),
     _counter(
         "connections_turned_away",
-        "Connections to the engine that ended before they had shown who they were: without the "
-        "keys of an encrypted socket, not of ZeroMQ, or silent.",
+        "Connections to the engine that ended without a message: without the keys of an encrypted "
+        "socket, not of ZeroMQ, or silent.",
     ),
     _counter("clients_cut_off", "Clients that vanished or read too slowly."),
     _counter(
@@ -216,10 +216,10 @@ ENGINE: Sequence[Family] = (
     _histogram(
         "step_seconds",
         PHASE_S,
-        "Time of a step's parts. In the core: `plan` decides, `apply` takes the answer in. On "
-        "rank 0: `forward` runs the layers, `sample` the rest (on GPUs it also waits for the "
-        "layers). `wire` is what is left of the time between two answers: encoding, sockets, "
-        "reading.",
+        "Time of a step's parts. In the core: `plan` decides, `apply` takes the answer in. On the "
+        "rank that answers: `forward` waits for the stage before, if there is one, and runs the "
+        "layers, `sample` the rest (on GPUs it also waits for the layers). `wire` is what is left "
+        "of the time between two answers: encoding, sockets, reading.",
         "phase",
     ),
 )

@@ -56,7 +56,8 @@ class StepPlan(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field=
     """[S] whether the slice's last position yields a token; an empty column means all do"""
     given: Int32Array = NO_INT32
     """[S] how many of the slice's tokens `token` carries; the rest, at most the last one, is
-    the token that the group sampled last for this slot; an empty column means none"""
+    the token that the group sampled last for this slot (with one pipeline stage only, since the
+    first one samples nothing); an empty column means none"""
     token: Int32Array = NO_INT32
     """[sum of given] tokens, slice after slice"""
 
@@ -93,7 +94,7 @@ class FailedSlice(Struct, frozen=True, kw_only=True):
 class StepResult(
     Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="result"
 ):
-    """Rank 0's answer to one plan."""
+    """The answer to one plan, from the first rank of the last stage (with one stage, rank 0)."""
 
     epoch: int
     step: int
