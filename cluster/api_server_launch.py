@@ -22,3 +22,5 @@ class ApiServerLaunch(Struct, frozen=True, kw_only=True):
     log_level: str = "info"
     metrics_dir: str = ""
     """Where all API servers of the cluster count together; empty: each for itself."""
+    siblings_dir: str = ""
+    """Where they reach each other; empty: they do not."""

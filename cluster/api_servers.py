@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from cluster.api_server_launch import ApiServerLaunch
 from cluster.child_process import ChildProcess
@@ -82,6 +83,8 @@ class ApiServers:
             drain_s=self._drain_s,
             log_level=self._log_level,
             metrics_dir=self._metrics_dir,
+            # Beside that folder, since paths of sockets must be short.
+            siblings_dir=self._metrics_dir and str(Path(self._metrics_dir).parent),
         )
         place.process = ChildProcess(self._command, launch, (launch.listen_fd,))
         place.started_s, place.start_at, place.is_up = time.monotonic(), None, False

@@ -45,6 +45,8 @@ class Exchange:
     call: Call | None = None
     """The requests that it made of the engine, if any."""
     ended_s: float = 0.0
+    is_passed_on: bool = False
+    """Whether another API server answers it, and counts it."""
     trace_headers: dict[str, str] = field(default_factory=dict)
     """`traceparent` and `tracestate`, if the caller is traced (W3C Trace Context)."""
 
@@ -161,7 +163,8 @@ class ExchangeLog:
     def _end(self, exchange: Exchange, scope: Scope) -> None:
         exchange.ended_s = self._clock()
         exchange.route = getattr(scope.get("route"), "path", "")
-        self._observe(exchange)
+        if not exchange.is_passed_on:
+            self._observe(exchange)
         # Probes and scrapes come every few seconds, and say nothing while all is well.
         is_routine = exchange.method == "GET" and exchange.status < 400
         tell = self._log.debug if is_routine else self._log.info

@@ -5,6 +5,8 @@ import contextlib
 import signal
 import socket
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
+from pathlib import Path
 
 import uvicorn
 
@@ -27,18 +29,21 @@ class LeavingServer(uvicorn.Server):
         on_started: Callable[[], None],
         on_leaving: Callable[[], None],
         cut_off: Callable[[], Awaitable[None]],
+        siblings_path: str = "",
     ) -> None:
         """
         Args:
             on_started: told when connections are taken.
             on_leaving: told at the first signal; ends what would never end by itself.
             cut_off: makes every answer that runs come to its end.
+            siblings_path: of a socket to take connections of other API servers from; empty: none.
         """
         super().__init__(config)
         self._drain_s = drain_s
         self._on_started = on_started
         self._on_leaving = on_leaving
         self._cut_off = cut_off
+        self._siblings_path = siblings_path
         self._cutting: asyncio.Task[None] | None = None
 
     @contextlib.contextmanager
@@ -51,8 +56,20 @@ class LeavingServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        if self.started and self._siblings_path:
+            self.servers.append(await self._serve_siblings(self._siblings_path))
         if self.started:
             self._on_started()
+
+    async def _serve_siblings(self, path: str) -> asyncio.Server:
+        protocol = partial(  # type: ignore[call-arg]  # it is `protocol_of`
+            self.config.http_protocol_class,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        Path(path).unlink(missing_ok=True)  # of one before us, who was killed
+        return await asyncio.get_running_loop().create_unix_server(protocol, path)
 
     def _asked(self) -> None:
         if self.should_exit:

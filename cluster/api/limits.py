@@ -28,7 +28,7 @@ class BodyLimit:
             return
         if body is None:
             return
-        await self._app(scope, _replayed(body, receive), send)
+        await self._app(scope, replayed(body, receive), send)
 
     async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
         """The body; None if the client left before its end.
@@ -75,7 +75,7 @@ def _has_body(scope: Scope) -> bool:
     return "content-length" in headers or "transfer-encoding" in headers
 
 
-def _replayed(body: bytes, receive: Receive) -> Receive:
+def replayed(body: bytes, receive: Receive) -> Receive:
     """The body once more, then what comes after it: the end of the connection."""
     is_read = False
 

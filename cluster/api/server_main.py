@@ -22,6 +22,7 @@ from cluster.api.app import create_app
 from cluster.api.guard import guarded
 from cluster.api.http_protocol import protocol_of
 from cluster.api.leaving import LeavingServer
+from cluster.api.siblings import socket_path
 from cluster.api_server_launch import ApiServerLaunch
 from cluster.frontend.engine_client import ClientConfig
 from cluster.frontend.loop_client import LoopClient
@@ -66,13 +67,16 @@ async def serve(launch: ApiServerLaunch) -> None:
     pool = TokenizerPool(launch.http.encode_threads)
     server = ApiServer(launch.http, engine, pool, metrics_dir=launch.metrics_dir)
     tracer = _trace(server)
-    app = guarded(create_app(server), server)
+    app = guarded(
+        create_app(server), server, number=launch.number, siblings_dir=launch.siblings_dir
+    )
     http = LeavingServer(
         uvicorn_config(app, launch.http),
         drain_s=launch.drain_s,
         on_started=lambda: announce(ApiServerListens()),
         on_leaving=server.leave,
         cut_off=engine.close,
+        siblings_path=launch.siblings_dir and socket_path(launch.siblings_dir, launch.number),
     )
     await http.serve(sockets=[socket.socket(fileno=launch.listen_fd)])
     pool.close()

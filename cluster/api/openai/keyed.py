@@ -16,9 +16,8 @@ from starlette.requests import Request
 from cluster.api.errors import KEY_REUSED, ApiError, bad_request
 from cluster.api.kept_calls import KeptCall
 from cluster.api.position import LAST_EVENT_ID, Position
+from cluster.api.siblings import IDEMPOTENCY_KEY
 from cluster.frontend.engine_client import seeds_from
-
-IDEMPOTENCY_KEY = "Idempotency-Key"
 
 _KEY = re.compile(r"[\x21-\x7e]{1,255}")
 

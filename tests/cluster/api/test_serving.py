@@ -161,6 +161,41 @@ def test_statement_7_a_killed_front_end_takes_only_its_own_streams_with_it(
         wait_until(lambda: client.status().num_clients == 3)
 
 
+def test_a_key_is_one_request_whichever_front_end_it_comes_to(serving: Serving) -> None:
+    """Each front end is asked in turn, while the other cannot accept."""
+    with Client(serving.address) as client:
+        before = client.status().totals.num_requests
+        answers: dict[str, set[bytes]] = {key: set() for key in ("a", "b", "c", "d")}
+        for frozen in serving.api_servers:
+            for key, seen in answers.items():
+                seen.add(asked_while_frozen(serving, frozen, key))
+        settled(client)
+        assert [len(seen) for seen in answers.values()] == [1, 1, 1, 1]
+        assert len(set.union(*answers.values())) == 4
+        assert client.status().totals.num_requests - before == 4
+
+
+def asked_while_frozen(serving: Serving, frozen: psutil.Process, key: str) -> bytes:
+    """The answer of a front end, which may ask the other one once it moves again."""
+    (other,) = [each for each in serving.api_servers if each != frozen]
+    body = json.dumps({**LONG, "max_tokens": 3, "temperature": 1}).encode()
+    lines = (f"Idempotency-Key: {key}", f"Authorization: Bearer {serving.api_key}")
+    frozen.suspend()
+    try:
+        with Raw(serving.base_url) as raw:
+            size = f"Content-Length: {len(body)}"
+            raw.send(head("/v1/completions", size, "Content-Type: application/json", *lines) + body)
+            port = raw.socket.getsockname()[1]
+            wait_until(lambda: port in ports_of(other))
+            frozen.resume()
+            answer = raw.answer()
+    finally:
+        frozen.resume()
+    assert answer is not None
+    assert answer.status == 200, answer.body
+    return answer.body
+
+
 def test_case_112_a_term_signal_lets_streams_end_and_takes_nothing_new(
     start: Starter,
 ) -> None:
@@ -407,7 +442,7 @@ def test_a_client_that_leaves_ends_its_call_whatever_it_asked_and_however_it_lea
             for count in (1, 2)
             for how in ("close", "reset", "half")
         ]
-        before = client.status().totals.finished
+        before = client.status().totals.num_requests
         for stream, count, how in ways:
             body = json.dumps({**ASKS[path], "stream": stream, "ignore_eos": True}).encode()
             headers = [
@@ -424,6 +459,6 @@ def test_a_client_that_leaves_ends_its_call_whatever_it_asked_and_however_it_lea
                     raw.socket.shutdown(socket.SHUT_WR)
                     settled(client)
             settled(client)
-        after = client.status().totals.finished
+        after = client.status().totals.num_requests
     assert after["abort"] - before.get("abort", 0) == len(ways)
     assert after.get("length", 0) == before.get("length", 0), "none ran to its end"
