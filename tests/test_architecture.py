@@ -53,6 +53,7 @@ MAY_IMPORT = {
         "tokenizers",
         "torch",
         "uvicorn",
+        "httptools",
         "uvloop",
         "zmq",
     },
@@ -86,7 +87,7 @@ STATEFUL_STDLIB = {
 
 ONLY_IN = {
     "zmq": ("cluster/links.py",),
-    "httptools": ("stoker/bench/http_client.py",),
+    "httptools": ("stoker/bench/http_client.py", "cluster/api/siblings.py"),
     "matplotlib": ("stoker/bench/plot.py",),
     "ray": ("cluster/ray_",),
     **dict.fromkeys(("fastapi", "pydantic", "starlette", "uvicorn", "uvloop"), ("cluster/api/",)),
