@@ -28,14 +28,16 @@ struct AttentionCall {
     KeySums whole, part;
 };
 
-// One item: rows [first_row, first_row + rows) of a slice and one K/V head.
+// One item: rows [first_row, first_row + rows) of a slice and of each of some K/V heads. Its blocks
+// are those of the first head, then those of the next.
 struct AttentionItem {
     SliceRows slice;
-    int64_t kv_head;
+    int64_t kv_head, heads;
     int64_t first_row, rows;
     Span chunks;
 
-    int64_t blocks() const { return divided_up(rows, kBlock); }
+    int64_t blocks_per_head() const { return divided_up(rows, kBlock); }
+    int64_t blocks() const { return heads * blocks_per_head(); }
 };
 
 STOKER_INLINE float* slot(const AttentionCall& call, int64_t index) {
@@ -82,36 +84,45 @@ static __attribute__((noinline)) void merge(const KeySums& into, const KeySums& 
     }
 }
 
+// Call `work(r, kv_head, at)` for row r of each head; `at` is its place among the blocks' rows.
+template <typename Work>
+STOKER_INLINE void for_rows(const AttentionItem& item, Work work) {
+    const int64_t stride = item.blocks_per_head() * kBlock;
+    for (int64_t head = 0; head < item.heads; ++head) {
+        for (int64_t r = 0; r < item.rows; ++r) work(r, item.kv_head + head, head * stride + r);
+    }
+}
+
 // KeySums become the rows' results; rows that saw nothing become zeros.
 STOKER_INLINE void finish(const AttentionCall& call, const AttentionItem& item, const KeySums& sums) {
     const auto& shape = call.args.shape;
-    for (int64_t r = 0; r < item.rows; ++r) {
+    for_rows(item, [&](int64_t r, int64_t kv_head, int64_t at) {
         const int64_t row = item.first_row + r;
         const int64_t token = item.slice.first_token + row / call.group;
-        const int64_t head = item.kv_head * call.group + row % call.group;
-        const float total = sum_lanes(load(sums.totals + r * kLanes));
+        const int64_t head = kv_head * call.group + row % call.group;
+        const float total = sum_lanes(load(sums.totals + at * kLanes));
         const Floats factor = splat(total > 0.0f ? 1.0f / total : 0.0f);
         float* out = call.args.out + (token * shape.num_heads + head) * shape.head_dim;
-        const float* from = sums.values + r * call.columns;
+        const float* from = sums.values + at * call.columns;
         int64_t d = 0;
         for (; d + kLanes <= shape.head_dim; d += kLanes) store(out + d, load(from + d) * factor);
         if (d < shape.head_dim) store_some(out + d, load(from + d) * factor, shape.head_dim - d);
-    }
+    });
 }
 
 STOKER_INLINE void find_rows(const AttentionCall& call, const AttentionItem& item) {
     const auto& shape = call.args.shape;
-    for (int64_t r = 0; r < item.rows; ++r) {
+    for_rows(item, [&](int64_t r, int64_t kv_head, int64_t at) {
         const int64_t row = item.first_row + r, token = row / call.group;
         call.sees[r] = item.slice.seen(token, call.args.window);
         const float* from = call.args.q + (item.slice.first_token + token) * call.args.q_stride +
-                            (item.kv_head * call.group + row % call.group) * shape.head_dim;
-        float* to = call.q + r / kBlock * shape.head_dim * kBlock + r % kBlock;
+                            (kv_head * call.group + row % call.group) * shape.head_dim;
+        float* to = call.q + at / kBlock * shape.head_dim * kBlock + at % kBlock;
         for (int64_t d = 0; d < shape.head_dim; ++d) to[d * kBlock] = from[d] * shape.scale;
-    }
+    });
 }
 
-// Where the K heads of the context's keys [seen.first, seen.last) are, if they are in `tile`.
+// Where the item's first K head of the context's keys [seen.first, seen.last) is, if in `tile`.
 STOKER_INLINE void find_heads(const AttentionCall& call, const AttentionItem& item, Span seen,
                               int64_t tile, TileHeads& heads) {
     const auto& batch = call.batch;
@@ -131,35 +142,40 @@ STOKER_INLINE void find_heads(const AttentionCall& call, const AttentionItem& it
     }
 }
 
+// `head` is counted from that of the tile's heads.
 template <int32_t kFormat>
-static void unpack_tile(const AttentionCall& call, const TileHeads& heads, Ahead& ahead) {
-    const int64_t width = call.args.shape.head_dim;
-    fill_keys<kFormat>(heads, width, call.keys, ahead);
-    fill_values<kFormat>(heads, call.values_at, width, call.values, ahead);
+static void unpack_tile(const AttentionCall& call, const TileHeads& heads, int64_t head,
+                        Ahead& ahead) {
+    const int64_t width = call.args.shape.head_dim, at = head * call.args.shape.head_bytes;
+    fill_keys<kFormat>(heads, at, width, call.keys, ahead);
+    fill_values<kFormat>(heads, call.values_at + at, width, call.values, ahead);
 }
 
-STOKER_INLINE void unpack_tile(const AttentionCall& call, const TileHeads& heads, Ahead& ahead) {
+STOKER_INLINE void unpack_tile(const AttentionCall& call, const TileHeads& heads, int64_t head,
+                               Ahead& ahead) {
     switch (call.args.shape.kv_format) {
-        case stoker::kFloat32: return unpack_tile<stoker::kFloat32>(call, heads, ahead);
-        case stoker::kBFloat16: return unpack_tile<stoker::kBFloat16>(call, heads, ahead);
-        case stoker::kFloat16: return unpack_tile<stoker::kFloat16>(call, heads, ahead);
-        default: return unpack_tile<stoker::kInt8>(call, heads, ahead);
+        case stoker::kFloat32: return unpack_tile<stoker::kFloat32>(call, heads, head, ahead);
+        case stoker::kBFloat16: return unpack_tile<stoker::kBFloat16>(call, heads, head, ahead);
+        case stoker::kFloat16: return unpack_tile<stoker::kFloat16>(call, heads, head, ahead);
+        default: return unpack_tile<stoker::kInt8>(call, heads, head, ahead);
     }
 }
 
 // Add what the item's rows see of one tile to the sums.
 static void attend_tile(const AttentionCall& call, const AttentionItem& item, int64_t tile,
-                        const KeySums& sums, Ahead& ahead) {
-    const int64_t width = call.args.shape.head_dim;
+                        const TileHeads& heads, const KeySums& sums, Ahead& ahead) {
+    const int64_t width = call.args.shape.head_dim, per_head = item.blocks_per_head();
     for (int64_t r = 0; r < item.rows; ++r) {
         const int64_t first = call.sees[r].first - tile * kTile;
         const int64_t last = call.sees[r].last - tile * kTile;
         call.sees_of_tile[r] = {least(kTile, greatest(0, first)), least(kTile, greatest(0, last))};
     }
     for (int64_t block = 0; block < item.blocks(); ++block) {
-        const RowBlock rows{least(kBlock, item.rows - block * kBlock),
+        const int64_t first_row = block % per_head * kBlock;
+        if (first_row == 0) unpack_tile(call, heads, block / per_head, ahead);
+        const RowBlock rows{least(kBlock, item.rows - first_row),
                             call.q + block * width * kBlock,
-                            call.sees_of_tile + block * kBlock,
+                            call.sees_of_tile + first_row,
                             sums.most + block * kBlockLanes,
                             sums.totals + block * kBlock * kLanes,
                             sums.values + block * kBlock * call.columns};
@@ -170,7 +186,7 @@ static void attend_tile(const AttentionCall& call, const AttentionItem& item, in
 // All rows of an item over its chunks. The sums of each chunk go to a slot of its own, counted from
 // `first_slot`, or, where that is negative, are merged at once.
 static void attend(const AttentionCall& call, const AttentionItem& item, int64_t first_slot) {
-    const int64_t blocks = item.blocks(), head_bytes = call.args.shape.head_bytes;
+    const int64_t blocks = item.blocks(), key_bytes = item.heads * call.args.shape.head_bytes;
     find_rows(call, item);
     // What any row sees: the first row looks furthest back, the last furthest ahead.
     const Span seen{call.sees[0].first, call.sees[item.rows - 1].last};
@@ -192,9 +208,8 @@ static void attend(const AttentionCall& call, const AttentionItem& item, int64_t
             TileHeads& next = heads[(tile + 1) % 2];
             next.first = next.last = 0;
             if (tile + 1 < last_tile) find_heads(call, item, seen, tile + 1, next);
-            Ahead ahead{next, call.values_at, head_bytes, next.first};
-            unpack_tile(call, heads[tile % 2], ahead);
-            attend_tile(call, item, tile, sums, ahead);
+            Ahead ahead{next, call.values_at, key_bytes, divided_up(kAskedAtOnce, item.heads), next.first};
+            attend_tile(call, item, tile, heads[tile % 2], sums, ahead);
             ahead.ask(kTile);
         }
         if (first_slot < 0 && !is_first) merge(call.whole, call.part, blocks, call.columns);
@@ -206,12 +221,12 @@ static void attend(const AttentionCall& call, const AttentionItem& item, int64_t
 STOKER_INLINE AttentionItem item_at(const AttentionCall& call, const Planned& planned,
                                     int64_t index) {
     const SliceRows slice(call.batch, planned.slice, call.group);
-    const int64_t kv_head = index % call.plan.num_kv_heads;
-    const int64_t tile = planned.row_tiles - 1 - index / call.plan.num_kv_heads % planned.row_tiles;
+    const int64_t kv_head = index % planned.head_groups * planned.heads;
+    const int64_t tile = planned.row_tiles - 1 - index / planned.head_groups % planned.row_tiles;
     const int64_t first = tile * call.plan.tile_rows;
     const int64_t last = least(slice.rows, first + call.plan.tile_rows);
     const Span chunks = slice.chunks(first / call.group, (last - 1) / call.group + 1, call.args.window);
-    return {slice, kv_head, first, last - first, chunks};
+    return {slice, kv_head, planned.heads, first, last - first, chunks};
 }
 
 // The slot of the first chunk that an item sees, of all its pieces.
@@ -219,7 +234,7 @@ STOKER_INLINE int64_t first_slot_of(const AttentionCall& call, const Planned& pl
                                     const AttentionItem& item) {
     const Span of_slice = item.slice.chunks(0, item.slice.tokens, call.args.window);
     const int64_t tile = item.first_row / call.plan.tile_rows;
-    return planned.first_slot + (tile * call.plan.num_kv_heads + item.kv_head) *
+    return planned.first_slot + (tile * planned.head_groups + item.kv_head / planned.heads) *
                                     (of_slice.last - of_slice.first);
 }
 
@@ -227,7 +242,7 @@ STOKER_INLINE void attend_item(const AttentionCall& call, const Planned& planned
     AttentionItem item = item_at(call, planned, index);
     if (planned.pieces == 1) return attend(call, item, -1);
     const Span all = item.chunks;
-    const int64_t piece = index / (call.plan.num_kv_heads * planned.row_tiles);
+    const int64_t piece = index / (planned.head_groups * planned.row_tiles);
     item.chunks.first = all.first + piece * planned.piece_chunks;
     item.chunks.last = least(all.last, item.chunks.first + planned.piece_chunks);
     const int64_t slot = first_slot_of(call, planned, item) + item.chunks.first - all.first;
@@ -289,9 +304,7 @@ static void attention(const stoker::Batch& batch, const stoker::AttentionArgs& a
         const Planned* planned = call.plan.slices;
         int64_t start = before;  // of the planned slice's items
         for (before += call.plan.num_items; item < before; item = share.take()) {
-            while (item >= start + items_of(call.plan, *planned)) {
-                start += items_of(call.plan, *planned++);
-            }
+            while (item >= start + planned->items()) start += (planned++)->items();
             attend_item(call, *planned, item - start);
         }
     }
@@ -302,7 +315,7 @@ static void attention(const stoker::Batch& batch, const stoker::AttentionArgs& a
     for (int64_t i = 0; i < call.plan.num_slices; ++i) {
         const Planned& planned = call.plan.slices[i];
         if (planned.pieces == 1) continue;
-        const int64_t items = planned.row_tiles * call.plan.num_kv_heads;
+        const int64_t items = planned.row_tiles * planned.head_groups;
         for (; item < start + items; item = share.take(1)) merge_item(call, planned, item - start);
         start += items;
     }

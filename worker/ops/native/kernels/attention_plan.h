@@ -1,6 +1,6 @@
 // How the attention of a step is cut into items of work, the longest first.
 //
-// An item is some rows of one slice and K/V head, over its whole context. Where there are too few
+// An item is some rows of one slice and one K/V head, or all, over its whole context. Where there are too few
 // of them for the threads, the context is cut too, into pieces of whole chunks: each chunk's sums
 // then lie in a slot until all are there. How the work is cut does not change a bit of the result:
 // sums of a chunk are its own, and chunks are merged in rising order in any case.
@@ -56,25 +56,25 @@ struct SliceRows {
 
 struct Planned {            // one slice
     int32_t slice;
-    int32_t row_tiles;      // items per K/V head and piece
+    int32_t heads;          // K/V heads of an item
+    int32_t head_groups;
+    int32_t row_tiles;      // items per group of heads and piece
     int32_t pieces;         // 1: not cut
     int32_t piece_chunks;
     int64_t first_slot;
     int64_t bucket;
+
+    int64_t items() const { return int64_t(head_groups) * row_tiles * pieces; }
 };
 
 struct AttentionPlan {
-    int64_t num_kv_heads, tile_rows;
+    int64_t tile_rows;
     int64_t slot_floats;        // a slot holds the sums of an item's rows
     int64_t num_slices, num_items, num_slots;
     Planned* slices;            // [kPlanned] longest items first
     int64_t* counts;            // [kBuckets]
     Planned* unsorted;          // [kPlanned]
 };
-
-STOKER_INLINE int64_t items_of(const AttentionPlan& plan, const Planned& planned) {
-    return plan.num_kv_heads * planned.row_tiles * planned.pieces;
-}
 
 // A quarter of an octave per bucket, the highest cost in bucket 0.
 STOKER_INLINE int64_t bucket_of(int64_t cost) {
@@ -89,7 +89,7 @@ static void plan_items(const stoker::Batch& batch, const stoker::AttentionArgs& 
                        int64_t scratch_floats, AttentionPlan& plan) {
     const int64_t group = args.shape.num_heads / args.shape.num_kv_heads;
     const int64_t columns = in_panels(args.shape.head_dim);
-    plan.num_kv_heads = args.shape.num_kv_heads;
+    const int64_t kv_heads = args.shape.num_kv_heads, max_blocks = max_rows / kBlock;
     plan.num_slices = last - first;
     const int64_t wanted = kItemsPerThread * num_threads;
     int64_t items = 0;
@@ -98,30 +98,39 @@ static void plan_items(const stoker::Batch& batch, const stoker::AttentionArgs& 
         for (int64_t s = first; s < last; ++s) {
             items += divided_up(SliceRows(batch, s, group).rows, plan.tile_rows);
         }
-        items *= plan.num_kv_heads;
+        items *= kv_heads;
         if (items >= wanted || plan.tile_rows < 2 * kLeastRows) break;
     }
-    int64_t most_rows = 1, total = 0;
+    // Heads whose rows are few are taken together: those of one key lie side by side.
+    const auto heads_of = [&](const SliceRows& rows) {
+        return divided_up(rows.rows, kBlock) * kv_heads <= max_blocks ? kv_heads : 1;
+    };
+    int64_t most_blocks = 1, total = 0;
+    items = 0;
     for (int64_t s = first; s < last; ++s) {
         const SliceRows rows(batch, s, group);
         const int64_t tiles = divided_up(rows.rows, plan.tile_rows);
-        most_rows = greatest(most_rows, least(rows.rows, plan.tile_rows));
+        const int64_t blocks = divided_up(least(rows.rows, plan.tile_rows), kBlock);
+        most_blocks = greatest(most_blocks, blocks * heads_of(rows));
+        items += tiles * kv_heads / heads_of(rows);
         const Span seen{rows.seen(0, args.window).first, rows.context};
-        total += (seen.last - seen.first) * (rows.rows + tiles * kKeyRows) * plan.num_kv_heads;
+        total += (seen.last - seen.first) * (rows.rows + tiles * kKeyRows) * kv_heads;
     }
-    plan.slot_floats = KeySums::floats(divided_up(most_rows, kBlock), columns);
+    plan.slot_floats = KeySums::floats(most_blocks, columns);
     const int64_t capacity = scratch_floats / plan.slot_floats * num_threads;
     const bool may_cut = items < wanted * 4 && plan.num_slices == batch.num_slices;
     plan.num_items = plan.num_slots = 0;
     for (int64_t bucket = 0; bucket < kBuckets; ++bucket) plan.counts[bucket] = 0;
     for (int64_t s = first; s < last; ++s) {
         const SliceRows rows(batch, s, group);
-        Planned planned{int32_t(s), int32_t(divided_up(rows.rows, plan.tile_rows)), 1, 0, 0, 0};
+        const int64_t heads = heads_of(rows);
+        Planned planned{int32_t(s), int32_t(heads), int32_t(kv_heads / heads),
+                        int32_t(divided_up(rows.rows, plan.tile_rows)), 1, 0, 0, 0};
         const Span chunks = rows.chunks(0, rows.tokens, args.window);
         const int64_t num_chunks = greatest(0, chunks.last - chunks.first);
-        int64_t cost = num_chunks * kChunk * (least(rows.rows, plan.tile_rows) + kKeyRows);
+        int64_t cost = num_chunks * kChunk * (least(rows.rows, plan.tile_rows) + kKeyRows) * heads;
         const int64_t limit = greatest(1, total / wanted);
-        const int64_t slots = num_chunks * planned.row_tiles * plan.num_kv_heads;
+        const int64_t slots = num_chunks * planned.row_tiles * planned.head_groups;
         if (may_cut && num_chunks > 1 && cost > limit && plan.num_slots + slots <= capacity) {
             planned.piece_chunks = int32_t(greatest(1, num_chunks * limit / cost));
             planned.pieces = int32_t(divided_up(num_chunks, planned.piece_chunks));
@@ -132,7 +141,7 @@ static void plan_items(const stoker::Batch& batch, const stoker::AttentionArgs& 
         if (planned.pieces == 1) planned.piece_chunks = int32_t(num_chunks);
         planned.bucket = bucket_of(cost);
         plan.counts[planned.bucket] += 1;
-        plan.num_items += items_of(plan, planned);
+        plan.num_items += planned.items();
         plan.unsorted[s - first] = planned;
     }
     int64_t before = 0;

@@ -55,7 +55,7 @@ STOKER_INLINE void transpose(Strip* rows) {
 #endif
 }
 
-// Where the K heads of a tile's keys [first, last) are; V heads are `values_at` bytes further on.
+// Where a K head of a tile's keys [first, last) is; more heads follow, and V heads are `values_at` bytes further on.
 struct TileHeads {
     int64_t first = 0, last = 0;
     const char* of_key[kTile];
@@ -63,7 +63,7 @@ struct TileHeads {
 
 STOKER_INLINE void prefetch(const char* from, int64_t num_bytes) {
     const char* line = from - reinterpret_cast<uintptr_t>(from) % 64;
-    for (; line < from + num_bytes; line += 64) __builtin_prefetch(line, 0, 3);
+    for (; line < from + num_bytes; line += 64) __builtin_prefetch(line, 0, 2);
 }
 
 // The next tile's heads, whose lines are to be on their way when it is due. They are asked for
@@ -71,16 +71,17 @@ STOKER_INLINE void prefetch(const char* from, int64_t num_bytes) {
 // lines at once than it can keep in mind.
 struct Ahead {
     const TileHeads& heads;
-    int64_t values_at, head_bytes;
-    int64_t next;  // key
+    int64_t values_at, key_bytes;
+    int64_t at_once;  // keys
+    int64_t next;     // key
 
     // Ask for `count` keys more.
     void ask(int64_t count) {
         const int64_t end = least(heads.last, next + count);
         for (; next < end; ++next) {
             const char* const head = heads.of_key[next];
-            prefetch(head, head_bytes);
-            prefetch(head + values_at, head_bytes);
+            prefetch(head, key_bytes);
+            prefetch(head + values_at, key_bytes);
         }
     }
 };
@@ -111,13 +112,14 @@ STOKER_INLINE int64_t panel_stride(int64_t width) { return (width + 1) * kColumn
 // K of a tile, into panels of kColumns keys: panel p holds, for each dimension in turn, that of
 // keys p * kColumns and on.
 template <int32_t kFormat>
-static void fill_keys(const TileHeads& heads, int64_t width, float* panels, Ahead& ahead) {
+static void fill_keys(const TileHeads& heads, int64_t head_at, int64_t width, float* panels,
+                      Ahead& ahead) {
     for (int64_t key = heads.first / kStrip * kStrip; key < heads.last; key += kStrip) {
         const char* from[kStrip];
         float scales[kStrip];
         for (int64_t i = 0; i < kStrip; ++i) {
             // What lies beyond is copied from a neighbour: it will be masked.
-            from[i] = heads.of_key[greatest(heads.first, least(key + i, heads.last - 1))];
+            from[i] = heads.of_key[greatest(heads.first, least(key + i, heads.last - 1))] + head_at;
             scales[i] = head_scale<kFormat>(from[i], width);
         }
         float* to = panels + key / kColumns * panel_stride(width) + key % kColumns;
@@ -126,7 +128,7 @@ static void fill_keys(const TileHeads& heads, int64_t width, float* panels, Ahea
             fill_strips<kFormat, false>(from, scales, d, width, to);
         }
         if (d < width) fill_strips<kFormat, true>(from, scales, d, width, to);
-        ahead.ask(kAskedAtOnce);
+        ahead.ask(ahead.at_once);
     }
 }
 
@@ -152,7 +154,7 @@ static void fill_values(const TileHeads& heads, int64_t values_at, int64_t width
             d += kStrip;
         }
         for (; d < in_panels(width); ++d) to[d] = 0.0f;
-        if (key % 8 == 0) ahead.ask(kAskedAtOnce);
+        if (key % 8 == 0) ahead.ask(ahead.at_once);
     }
 }
 
@@ -280,7 +282,7 @@ STOKER_INLINE void attend_tile(const RowBlock& block, const float* keys, const f
     for (int64_t panel = first_panel; panel < last_panel; ++panel) {
         multiply<1, kBlock>(block.rows, block.q, keys + panel * panel_stride(width), kColumns, width,
                             nullptr, scores + panel * kColumns, kTile);
-        ahead.ask(kAskedAtOnce);
+        ahead.ask(ahead.at_once);
     }
     alignas(64) float keep[kBlockLanes];
     soften(block, scores, first_panel * 2, last_panel * 2, keep);
@@ -289,7 +291,7 @@ STOKER_INLINE void attend_tile(const RowBlock& block, const float* keys, const f
         multiply<kTile, 1>(block.rows, scores + seen.first, values + seen.first * stride + column,
                            stride, seen.last - seen.first, keep, block.values + column,
                            in_panels(width));
-        ahead.ask(kAskedAtOnce);
+        ahead.ask(ahead.at_once);
     }
 }
 
