@@ -67,13 +67,18 @@ def read(name: str) -> list[Tree]:
     return documents((DEPLOY / name).read_text(encoding="utf-8"))
 
 
-@cache
-def rendered(variant: str) -> str:
+def render(values: Tree) -> str:
     """What `helm template` makes of the chart, in the order of file names."""
     with helm_python.Chart.load(str(CHART)) as chart:
-        texts = chart.render(VARIANTS[variant], name="stoker", namespace="default")
+        texts = chart.render(values, name="stoker", namespace="default")
     made = [texts[name].strip("\n") for name in sorted(texts) if name.endswith(".yaml")]
     return "".join(f"---\n{text}\n" for text in made if text)
+
+
+@cache
+def rendered(variant: str) -> str:
+    """The same of one of VARIANTS."""
+    return render(VARIANTS[variant])
 
 
 @cache
