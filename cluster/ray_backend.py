@@ -65,6 +65,8 @@ _OWN_CLUSTER = {
 _EVERY_CLUSTER = {
     "RAY_DEDUP_LOGS": "0",
     "RAY_COLOR_PREFIX": "0",
+    # Ray's autoscaler would print its news among our own output.
+    "RAY_SCHEDULER_EVENTS": "0",
     # Else Ray prints a stack trace when the supervisor is asked to end.
     "RAY_DISABLE_FAILURE_SIGNAL_HANDLER": "1",
 }

@@ -7,11 +7,11 @@ from cluster.launcher.cluster_file import ClusterFile
 HEAD_ENVIRONMENT = {
     # Version 2 never starts the workers of Ray's provider local (seen with Ray 2.60).
     "RAY_enable_autoscaler_v2": "0",
-    # A node that is cut off is given up within 3 seconds instead of a minute.
-    "RAY_health_check_initial_delay_ms": "0",
-    "RAY_health_check_period_ms": "500",
-    "RAY_health_check_timeout_ms": "1000",
-    "RAY_health_check_failure_threshold": "2",
+    # A node that is cut off is given up within 15 seconds instead of a minute. Less than 3 seconds
+    # for an answer would take busy nodes for dead.
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "3000",
+    "RAY_health_check_failure_threshold": "3",
 }
 WORKER_ENVIRONMENT = {
     # `ray down` stops the head alone; workers end themselves so many seconds later.

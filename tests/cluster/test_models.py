@@ -10,6 +10,7 @@ from pathlib import Path
 import huggingface_hub.constants
 import pytest
 
+from cluster import models
 from cluster.models import (
     SMOLLM2_FOLDER,
     SMOLLM2_GGUF,
@@ -353,3 +354,31 @@ def test_a_hub_model_without_safetensors_is_refused(
     hub(config__json=b"{}", pytorch_model__bin=b"pickle")
     with pytest.raises(ModelError, match=r"has no \*\.safetensors"):
         resolve_model("someone/tiny", models_dir)
+
+
+def test_another_node_takes_the_folder_of_the_first_one(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+
+    assert models.find_on_node(str(folder)) == folder
+
+
+def test_another_node_fetches_what_the_first_one_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: list[tuple[object, ...]] = []
+    monkeypatch.setattr(models, "fetch", lambda *asked: fetched.append(asked) or tmp_path)
+    monkeypatch.setattr(
+        models, "_download", lambda name, report, revision: fetched.append((name, revision))
+    )
+
+    models.find_on_node(f"{tmp_path}/none/{models.SMOLLM2_FOLDER}")
+    models.find_on_node(f"{tmp_path}/hub/models--Qwen--Qwen3-0.6B/snapshots/abc123")
+
+    assert fetched == [("smollm2", tmp_path / "none"), ("Qwen/Qwen3-0.6B", "abc123")]
+
+
+def test_a_folder_that_another_node_lacks_is_named_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="Copy it to the same path here"):
+        models.find_on_node(str(tmp_path / "mine"))

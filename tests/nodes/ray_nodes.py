@@ -17,11 +17,6 @@ RAY_ENV = {
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN_PATH": TOKEN,
     "RAY_USAGE_STATS_ENABLED": "0",
-    # A dead node is noticed within 3 seconds.
-    "RAY_health_check_initial_delay_ms": "0",
-    "RAY_health_check_period_ms": "500",
-    "RAY_health_check_timeout_ms": "1000",
-    "RAY_health_check_failure_threshold": "2",
 }
 RAY_OPTIONS = ("--object-store-memory=83886080", "--disable-usage-stats")
 MODELS = ROOT / "models"

@@ -73,6 +73,7 @@ class Machine:
             start_new_session=True,
         )
         assert self._unshare.stdout is not None
+        self._started: list[subprocess.Popen[str]] = []
         if self._unshare.stdout.readline() != b"ready\n":
             self.end()
             raise RuntimeError(f"the machine {name} could not be made; see standard error")
@@ -108,7 +109,7 @@ class Machine:
         """
         line = f"cd {HOME} && exec {shlex.join(command)}"
         inside = ["nsenter", f"--target={self.pid}", "--net", "--pid", "--mount", "--uts", "--ipc"]
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [*inside, "bash", "-c", line],
             env={**bare_environment(), **(env or {})},
             stdin=stdin,
@@ -117,6 +118,8 @@ class Machine:
             text=True,
             start_new_session=True,
         )
+        self._started.append(process)
+        return process
 
     def run(
         self,
@@ -162,8 +165,10 @@ class Machine:
         except subprocess.TimeoutExpired:
             self._unshare.kill()
             self._unshare.wait()
-        assert self._unshare.stdout is not None
-        self._unshare.stdout.close()
+        for process in (self._unshare, *self._started):
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
 
 
 class Network:

@@ -31,7 +31,9 @@ def start_sshd(machines: Sequence[Machine], client: Machine) -> None:
         (machine.home / ".bashrc").write_text(f'export PATH="{BIN}:$PATH"\n')
         (machine.files / "run/sshd").mkdir(exist_ok=True)
         machine.start(
-            ["/usr/sbin/sshd", "-D", "-e", "-f", f"{HOME}/sshd.conf"], stderr=subprocess.DEVNULL
+            ["/usr/sbin/sshd", "-D", "-e", "-f", f"{HOME}/sshd.conf"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
         )
 
 

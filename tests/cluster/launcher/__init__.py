@@ -1,0 +1,1 @@
+"""Tests of the launcher that need no machines."""
