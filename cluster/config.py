@@ -70,6 +70,17 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     num_groups: Annotated[
         AtLeastOne, setting("Replicas of the model, each with its own KV pool.")
     ] = 1
+    min_groups: Annotated[
+        AtLeastOne | None,
+        setting("Fewest groups when load decides. Default: as many as at the start."),
+    ] = None
+    max_groups: Annotated[
+        AtLeastOne | None,
+        setting(
+            "Most groups while it runs; memory and cores of CPU hosts are dealt out for so many. "
+            "With more than min_groups, load decides. Default: num_groups on CPUs, else any."
+        ),
+    ] = None
     backend: Annotated[
         Literal["ray", "local"], setting("Who starts the workers: Ray, or plain processes here.")
     ] = "ray"
@@ -235,6 +246,11 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
+    def most_groups(self) -> int:
+        """For which memory and cores of a host are dealt out."""
+        return self.max_groups or self.num_groups
+
+    @property
     def num_ranks(self) -> int:
         """Worker processes of all groups."""
         return self.num_groups * self.ranks_per_group
@@ -251,6 +267,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
                 "with a GPU"
             )
         device = self.device if self.device != "auto" else ("cuda" if has_gpu else "cpu")
+        self._check_groups()
         if self.quantization != "none" and (device == "cuda" or self.ops == "reference"):
             raise ConfigError(
                 f"quantization={self.quantization} is made by the CPU's own operations, but "
@@ -263,6 +280,15 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         config = replace(self, device=device, max_num_batched_tokens=tokens)
         config.scheduler_config()
         return config
+
+    def _check_groups(self) -> None:
+        least = self.min_groups or self.num_groups
+        most = self.max_groups or max(least, self.num_groups)
+        if not least <= self.num_groups <= most:
+            raise ConfigError(
+                f"num_groups={self.num_groups} must be from min_groups={least} to "
+                f"max_groups={most}: it is how many there are at the start"
+            )
 
     def scheduler_config(self) -> SchedulerConfig:
         """The scheduler's part of a resolved config.

@@ -6,6 +6,7 @@ the groups' state machines, and by the front desk for clients.
 """
 
 import signal
+import socket
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -25,11 +26,13 @@ from cluster.errors import PeerGone
 from cluster.front_desk import FrontDesk
 from cluster.frontend.tokenizer_files import TokenizerFiles
 from cluster.groups import (
+    Drain,
     Instruction,
     LetLoad,
     Lose,
     Refuse,
     RestartPolicy,
+    Retire,
     Serve,
     SizePool,
     Start,
@@ -48,6 +51,9 @@ from cluster.messages import (
     NodeFacts,
     PoolSize,
     RankPhase,
+    RetireGroup,
+    Scaled,
+    ScaleGroups,
     ServerInfo,
     Shutdown,
     StartGroup,
@@ -57,6 +63,7 @@ from cluster.messages import (
     WorkerGreeting,
     WorkerHello,
 )
+from cluster.scaling import ScaleLimits, Scaling, why_no_room
 from cluster.status import build_status
 from cluster.step_feed import StepFeed
 from cluster.wire import FROM_ENGINE, PROTOCOL_VERSION
@@ -89,8 +96,13 @@ class Engine:
         clock: Callable[[], float],
         log: EventLog,
         facts: Callable[[], NodeFacts] | None = None,
+        free_bytes: Callable[[], int] | None = None,
     ) -> None:
-        """`facts`: of this host, which those of all workers must equal; None: nothing must."""
+        """
+        Args:
+            facts: of this host, which those of all workers must equal; None: nothing must.
+            free_bytes: of this host's memory, for groups that are added; None: nobody asks.
+        """
         self._launch = launch
         self._links = links
         self._end_ids, self._defaults = end_ids, defaults
@@ -100,16 +112,32 @@ class Engine:
         self._clock = clock
         self._log = log
         self._ask_facts = facts
+        self._ask_free_bytes = free_bytes
         self._facts: NodeFacts | None = None
         self._began = clock()
         self._start_s: dict[str, float] = {}
         """Seconds of each phase of the start, once it is over."""
         self._back = BackDesk(links.back, launch.engine_id, launch.key, log)
         self._steps = StepFeed(self._began)
-        self._front = FrontDesk(links.front, tokenizer, self.status, self.metrics, log, self._steps)
+        self._front = FrontDesk(
+            links.front, tokenizer, self.status, self.metrics, self.scale, log, self._steps
+        )
         self._scheduler: Scheduler | None = None
         """Made when the first group says what the model is."""
-        self._groups = {group: self._new_group(group) for group in range(launch.num_groups)}
+        self._groups = {
+            group: self._new_group(group, self._began) for group in range(launch.num_groups)
+        }
+        self._scaling = Scaling(
+            ScaleLimits(
+                num_groups=launch.num_groups,
+                min_groups=launch.min_groups,
+                max_groups=launch.max_groups,
+                drain_s=launch.drain_s,
+            ),
+            self._groups,
+            self._new_group,
+            self._why_no_room,
+        )
         self._lanes: dict[int, Lane] = {}
         self._news: list[Outgoing] = []
         self._next_turned_away = 1
@@ -119,13 +147,13 @@ class Engine:
         self._stop_at: float | None = None
         self._stop_message = ""
 
-    def _new_group(self, group: int) -> WorkerGroup:
+    def _new_group(self, group: int, now: float) -> WorkerGroup:
         return WorkerGroup(
             group,
             self._launch.num_ranks,
             start_timeout_s=self._launch.start_timeout_s,
             policy=RestartPolicy(max_restarts=self._launch.max_restarts),
-            now=self._began,
+            now=now,
         )
 
     # --- the loop ---
@@ -166,7 +194,7 @@ class Engine:
         """Until the next thing that time alone brings about; None: only a message wakes us."""
         deadlines = [group.next_deadline for group in self._groups.values()]
         deadlines += [self._step_deadline(lane) for lane in self._lanes.values()]
-        deadlines += [self._front.next_deadline, self._stop_at]
+        deadlines += [self._front.next_deadline, self._stop_at, self._scaling.next_deadline]
         if self._scheduler is not None:
             deadlines.append(self._scheduler.next_deadline())
             if self._is_stuck():
@@ -201,6 +229,8 @@ class Engine:
                 self._fail(number, lane.epoch, -1, why, now, step=lane.step)
         if self._scheduler is not None:
             self._news += self._scheduler.expire(now)
+            if self._stop_at is None:
+                self._follow(self._scaling.keep_time(self._scheduler, now), now)
         self._front.keep_time(now)
 
     def _note_turned_away(self) -> None:
@@ -357,6 +387,10 @@ class Engine:
                     self._lose(instruction, now)
                 case Start(group=number, epoch=epoch):
                     self._back.tell_supervisor(StartGroup(number, epoch))
+                case Drain(group=number, drains=drains):
+                    self._drain(number, drains, now)
+                case Retire(group=number, epoch=epoch):
+                    self._retire(number, epoch, now)
                 case Refuse(peer=peer, message=message):
                     self._back.refuse(peer, "stranger", message)
 
@@ -384,6 +418,43 @@ class Engine:
             )
         )
         self._front.open(scheduler, self._server_info(limits), now)
+
+    def scale(self, asked: ScaleGroups, now: float) -> Scaled:
+        """Have so many groups from now on, or say why not."""
+        refusal = self._scaling.why_not(asked.num_groups)
+        if self._scheduler is None or self._stop_at is not None:
+            refusal = "the cluster is starting or stopping; ask again when it serves"
+        if not refusal:
+            self._log.info("scaling", num_groups=asked.num_groups, before=self._scaling.num_wanted)
+            self._follow(self._scaling.change(asked.num_groups, now), now)
+        return Scaled(
+            num_groups=self._scaling.num_wanted,
+            is_automatic=self._scaling.is_automatic,
+            refusal=refusal,
+        )
+
+    def _why_no_room(self, num_more: int) -> str:
+        stats = () if self._scheduler is None else self._scheduler.stats().groups
+        if self._ask_free_bytes is None:
+            return ""
+        host, free_bytes = socket.gethostname(), self._ask_free_bytes()
+        return why_no_room(num_more, self._groups.values(), stats, host, free_bytes)
+
+    def _drain(self, number: int, drains: bool, now: float) -> None:
+        assert self._scheduler is not None
+        self._log.info("group_draining" if drains else "group_stays", group=number)
+        self._news += self._scheduler.drain_group(number, now, drains=drains)
+
+    def _retire(self, number: int, epoch: int, now: float) -> None:
+        """Let a group go; what still ran there waits for another one."""
+        num_moved = 0
+        if self._lanes.pop(number, None) is not None:
+            assert self._scheduler is not None
+            num_moved = self._scheduler.groups[number].num_running
+            self._news += self._scheduler.lose_group(number, now)
+        self._log.info("group_retired", group=number, epoch=epoch, num_moved=num_moved)
+        self._back.dismiss(number, f"group {number} is not needed any more")
+        self._back.tell_supervisor(RetireGroup(number, epoch))
 
     def _scheduler_for(self, limits: ModelLimits) -> Scheduler:
         """The scheduler; all groups must serve the same model.
@@ -416,6 +487,9 @@ class Engine:
 
     def _lose(self, lost: Lose, now: float) -> None:
         """Take a group's sequences back; if nobody is left to compute them, end them."""
+        if lost.retires:
+            self._retire(lost.group, lost.epoch, now)
+            return
         lane = self._lanes.pop(lost.group, None)
         if lane is not None and not lost.step:
             lost = replace(lost, step=lane.step)

@@ -20,6 +20,12 @@ class EngineLaunch(Struct, frozen=True, kw_only=True):
     front_address: str
     back_address: str
     num_groups: int
+    """At the start."""
+    min_groups: int | None = None
+    max_groups: int | None = None
+    """Of which there may be while it runs; None: as many as can be started."""
+    drain_s: float = 0.0
+    """For what runs in a group that leaves."""
     num_ranks: int
     """Of each group."""
     scheduler: SchedulerConfig

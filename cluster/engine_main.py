@@ -32,6 +32,7 @@ from cluster.logs import EventLog, show_events
 from cluster.orphans import die_with_parent
 from cluster.wakeup import SignalPipe
 from cluster.wire import FROM_CLIENT, TO_ENGINE
+from worker.host_memory import free_host_bytes
 
 
 def main() -> int:
@@ -124,6 +125,7 @@ def build_engine(
         clock=time.monotonic,
         log=log,
         facts=lambda: node_facts(socket.gethostname(), model_dir),
+        free_bytes=free_host_bytes,
     )
     return engine, journal
 

@@ -22,6 +22,8 @@ from cluster.messages import (
     FromClient,
     MetricsRequest,
     Refusal,
+    Scaled,
+    ScaleGroups,
     ServerInfo,
     Status,
     StatusRequest,
@@ -53,12 +55,13 @@ class FrontDesk:
         tokenizer: TokenizerFiles | None,
         status: Callable[[float], Status],
         metrics: Callable[[float], EngineMetrics],
+        scale: Callable[[ScaleGroups, float], Scaled],
         log: EventLog,
         steps: StepFeed,
     ) -> None:
         self._link = link
         self._tokenizer_frame = None if tokenizer is None else TO_CLIENT.encode(tokenizer)
-        self._status, self._metrics = status, metrics
+        self._status, self._metrics, self._scale = status, metrics, scale
         self._log = log
         self._steps = steps
         self.clients = Clients(link, log)
@@ -138,6 +141,8 @@ class FrontDesk:
                     self._scheduler.abort(client, message.handle.tolist(), now)
             case CancelByLabel(label=label):
                 self._cancel(client, label, now)
+            case ScaleGroups():
+                self._send(client, self._scale(message, now), now)
             case MetricsRequest():
                 self._send(client, self._metrics(now), now)
             case StatusRequest():

@@ -6,6 +6,10 @@
                                 │
     starting <─pause over─ waiting <─no process left, may restart─ lost ─or not─> stopped
 
+A group that is not needed any more leaves in order, and may come back under a new epoch:
+
+    ready ──> draining ──nothing runs, or time is over──> retiring ──no process left──> retired
+
 Invariants: the epoch rises with every start and never falls; in one epoch a group serves at
 most once and is lost at most once, and never serves after it was lost; it starts again only
 when no process of the epoch before is left, so that two epochs never compute side by side.
@@ -21,7 +25,15 @@ from cluster.start_watch import phase_text, progress_of
 EXPLANATION_S = 0.25
 """How long the loss of a rank waits for its reason. More: better messages, later recovery."""
 
-State: TypeAlias = Literal["starting", "sizing", "ready", "lost", "waiting", "stopped"]
+RANK_BYTES = 170 << 20
+"""Of a CPU rank's process beside weights, steps and K/V."""
+
+State: TypeAlias = Literal[
+    "starting", "sizing", "ready", "lost", "waiting", "stopped", "draining", "retiring", "retired"
+]
+
+GONE: tuple[State, ...] = ("stopped", "retiring", "retired")
+"""States in which a group computes nothing and will not by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,11 +86,29 @@ class Lose:
     step: int
     was_ready: bool
     restarts: bool
+    retires: bool = False
+    """It was about to leave anyway."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
     """Start the ranks of this epoch."""
+
+    group: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Start nothing new in the group; or, not `drains`, let it take part again."""
+
+    group: int
+    drains: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """Take back what still runs in the group, and end its processes in order."""
 
     group: int
     epoch: int
@@ -92,7 +122,7 @@ class Refuse:
     message: str
 
 
-Instruction: TypeAlias = LetLoad | SizePool | Serve | Lose | Start | Refuse
+Instruction: TypeAlias = LetLoad | SizePool | Serve | Lose | Start | Drain | Retire | Refuse
 
 
 @dataclass(slots=True)
@@ -159,11 +189,35 @@ class WorkerGroup:
     @property
     def has_hope(self) -> bool:
         """Whether it computes, or may do so some time."""
-        return self.state != "stopped" and not (self.state == "lost" and not self._may_restart)
+        return self.state not in GONE and not (self.state == "lost" and not self._may_restart)
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether it counts as one of the cluster's groups: it computes or will, and stays."""
+        return self.has_hope and self.state != "draining"
 
     @property
     def _may_restart(self) -> bool:
         return self._was_ever_ready and self._num_restarts < self._policy.max_restarts
+
+    def computes_on(self, host: str) -> bool:
+        """Whether its ranks compute on CPUs of this host."""
+        return bool(self.ranks) and all(
+            rank.hello.capacity.device == "cpu" and rank.hello.host == host
+            for rank in self.ranks.values()
+        )
+
+    @property
+    def block_bytes(self) -> int:
+        """Of one block, on all ranks."""
+        return sum(rank.hello.capacity.block_bytes for rank in self.ranks.values())
+
+    @property
+    def host_bytes(self) -> int:
+        """That its ranks take when every block has been written: weights, a step, K/V."""
+        each = (rank.hello.capacity for rank in self.ranks.values())
+        fixed = sum(one.weight_bytes + one.activation_bytes + RANK_BYTES for one in each)
+        return fixed + self.num_blocks * self.block_bytes
 
     def rank_statuses(self) -> tuple[RankStatus, ...]:
         return tuple(self._rank_status(rank) for rank in range(self.num_ranks))
@@ -265,18 +319,14 @@ class WorkerGroup:
         self, epoch: int, rank: int, message: str, *, step: int = 0, now: float
     ) -> list[Instruction]:
         """A rank, or the group (-1), cannot go on. Only the first failure of an epoch counts."""
-        if epoch != self.epoch or self.state not in ("starting", "sizing", "ready"):
+        if epoch != self.epoch or self.state not in ("starting", "sizing", "ready", "draining"):
             return []
-        was_ready = self.state == "ready"
+        retires = self.state == "draining"
+        was_ready = self.state in ("ready", "draining")
         if was_ready and now - self._ready_since >= self._policy.stable_s:
             self._num_restarts = 0
-        self.state = "lost"
         self.message = message
-        self.ranks.clear()
-        self._greeted.clear()
-        self._phases.clear()
-        self._left = None
-        self._wake_at = None
+        self._forget_ranks("retiring" if retires else "lost")
         return [
             Lose(
                 group=self.group,
@@ -285,9 +335,18 @@ class WorkerGroup:
                 rank=rank,
                 step=step,
                 was_ready=was_ready,
-                restarts=self._may_restart,
+                restarts=self._may_restart and not retires,
+                retires=retires,
             )
         ]
+
+    def _forget_ranks(self, state: State) -> None:
+        self.state = state
+        self.ranks.clear()
+        self._greeted.clear()
+        self._phases.clear()
+        self._left = None
+        self._wake_at = None
 
     def left(self, peer: bytes, now: float) -> list[Instruction]:
         """The connection of a rank ended. Whoever watches its process may say why in a moment."""
@@ -301,6 +360,8 @@ class WorkerGroup:
         if epoch != self.epoch:
             return []
         lost = self.failed(epoch, -1, "all its processes ended", now=now)
+        if self.state == "retiring":
+            self.state = "retired"
         if self.state == "lost":
             if self._may_restart:
                 pause_s = self._policy.first_pause_s * 2**self._num_restarts
@@ -311,6 +372,51 @@ class WorkerGroup:
                 self.state = "stopped"
         return lost
 
+    # --- leaving, and coming back ---
+
+    def drain(self, drain_s: float, now: float) -> list[Instruction]:
+        """The group is not needed any more; what runs there has `drain_s` to end."""
+        match self.state:
+            case "ready":
+                self.state = "draining"
+                self._wake_at = now + drain_s
+                return [Drain(self.group)]
+            case "starting" | "sizing":
+                return self.retire()
+            case "lost":  # what is left of its processes is being ended already
+                self.state = "retiring"
+            case "waiting" | "stopped":
+                self._forget_ranks("retired")
+        return []
+
+    def retire(self) -> list[Instruction]:
+        """Nothing runs there any more, or it has had its time."""
+        assert self.state in ("starting", "sizing", "draining"), self.state
+        self.message = ""
+        self._forget_ranks("retiring")
+        return [Retire(self.group, self.epoch)]
+
+    def stay(self) -> list[Instruction]:
+        """A draining group is needed after all."""
+        assert self.state == "draining", self.state
+        self.state = "ready"
+        self._wake_at = None
+        return [Drain(self.group, drains=False)]
+
+    def come_back(self, now: float) -> list[Instruction]:
+        """Start again a group that has left, or that could not go on."""
+        assert self.state in ("retired", "stopped"), self.state
+        self._was_ever_ready = False
+        self._num_restarts = 0
+        self.message = ""
+        return [self._start(now)]
+
+    def _start(self, now: float) -> Start:
+        self.epoch += 1
+        self.state = "starting"
+        self._wake_at = now + self._start_timeout_s
+        return Start(self.group, self.epoch)
+
     def tick(self, now: float) -> list[Instruction]:
         """Time has passed: a pause may be over, or a start may have taken too long."""
         if self._left is not None and now >= self._left[1]:
@@ -318,10 +424,9 @@ class WorkerGroup:
         if self._wake_at is None or now < self._wake_at:
             return []
         if self.state == "waiting":
-            self.epoch += 1
-            self.state = "starting"
-            self._wake_at = now + self._start_timeout_s
-            return [Start(self.group, self.epoch)]
+            return [self._start(now)]
+        if self.state == "draining":
+            return self.retire()
         waited = f"not ready within start_timeout_s={self._start_timeout_s:g}"
         if self.state == "starting":
             missing = sorted(set(range(self.num_ranks)) - self.ranks.keys())

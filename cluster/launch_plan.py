@@ -44,6 +44,9 @@ class LaunchPlan:
             front_address=front_address,
             back_address=back_address,
             num_groups=config.num_groups,
+            min_groups=config.min_groups or config.num_groups,
+            max_groups=self._max_groups,
+            drain_s=config.drain_s,
             num_ranks=config.ranks_per_group,
             scheduler=config.scheduler_config(),
             start_timeout_s=config.start_timeout_s,
@@ -102,6 +105,16 @@ class LaunchPlan:
         ]
 
     @property
+    def _max_groups(self) -> int | None:
+        """On CPUs each group has taken its share of the memory that was free at the start, unless
+        it was told how much to take."""
+        config = self.config
+        if config.max_groups is not None:
+            return config.max_groups
+        is_told = config.kv_cache_memory_bytes is not None or config.num_kv_blocks is not None
+        return None if is_told or config.device != "cpu" else config.num_groups
+
+    @property
     def _pins_cores(self) -> bool:
         return self.config.pin_cores and self.config.device == "cpu"
 
@@ -110,7 +123,7 @@ class LaunchPlan:
         assert config.max_num_batched_tokens is not None
         on_host = place.ranks_on_host
         if on_host is None:
-            on_host = sum(other.node == place.node for other in places) * config.num_groups
+            on_host = sum(other.node == place.node for other in places) * config.most_groups
         share = len(place.cores) or max(1, len(self.cores) // on_host)
         return RunnerSpec(
             model_dir=str(self.model_dir),

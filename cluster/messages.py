@@ -129,6 +129,24 @@ class Cancelled(Struct, frozen=True, tag_field="type", tag="cancelled"):
     """Requests that were live, and are not any more."""
 
 
+class ScaleGroups(Struct, frozen=True, tag_field="type", tag="scale_groups"):
+    """Have so many worker groups from now on. Answered by `Scaled`."""
+
+    num_groups: int | None
+    """None: as many as load asks for, between `min_groups` and `max_groups`."""
+
+
+class Scaled(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="scaled"):
+    """Answer to `ScaleGroups`: what the engine aims at now. Groups start and leave meanwhile."""
+
+    num_groups: int
+    """That are wanted"""
+    is_automatic: bool = False
+    """Whether load decides"""
+    refusal: str = ""
+    """Why nothing was changed; empty: it was."""
+
+
 class RankStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One worker process."""
 
@@ -149,7 +167,8 @@ class GroupStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
     group: int
     epoch: int
     state: str
-    """starting, sizing, ready, lost, waiting (to be restarted) or stopped"""
+    """starting, sizing, ready, lost, waiting (to be restarted), stopped, draining (starts nothing
+    new), retiring (its processes end) or retired"""
     ranks: tuple[RankStatus, ...] = ()
     num_running: int = 0
     num_blocks: int = 0
@@ -191,8 +210,8 @@ class Totals(Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_dropped: int = 0
     """Messages that were unreadable, too large, or from strangers."""
     num_turned_away: int = 0
-    """Connections that ended before they had shown who they were: without the keys of an
-    encrypted socket, not of ZeroMQ, or silent."""
+    """Connections that ended without a message: without the keys of an encrypted socket, not of
+    ZeroMQ, or silent."""
     num_cut_clients: int = 0
     """Clients cut off because they vanished or read too slowly."""
 
@@ -468,6 +487,14 @@ class GroupLost(
     """Whether a `StartGroup` follows."""
 
 
+class RetireGroup(Struct, frozen=True, tag_field="type", tag="retire_group"):
+    """Engine to supervisor: this group is not needed; end its processes, then say
+    `GroupStopped`."""
+
+    group: int
+    epoch: int
+
+
 class GroupStopped(Struct, frozen=True, tag_field="type", tag="group_stopped"):
     """Supervisor to engine: no process of this epoch is left."""
 
@@ -500,6 +527,7 @@ FromClient: TypeAlias = (
     | Abort
     | StatusRequest
     | CancelByLabel
+    | ScaleGroups
     | MetricsRequest
     | WatchSteps
 )
@@ -513,6 +541,7 @@ ToClient: TypeAlias = (
     | Rejection
     | Status
     | Cancelled
+    | Scaled
     | EngineMetrics
     | StepNews
 )
@@ -529,5 +558,14 @@ ToEngine: TypeAlias = (
     | Shutdown
 )
 FromEngine: TypeAlias = (
-    MayLoad | PoolSize | StepPlan | Stop | Refusal | StartGroup | RankPhase | GroupReady | GroupLost
+    MayLoad
+    | PoolSize
+    | StepPlan
+    | Stop
+    | Refusal
+    | StartGroup
+    | RankPhase
+    | GroupReady
+    | GroupLost
+    | RetireGroup
 )

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from cluster.config import EngineConfig
 from cluster.gpus import Gpu
+from cluster.groups import RANK_BYTES
 from kvcache.geometry import KVGeometry
 from worker.budget import num_blocks_for, share_of_device, share_of_host
 from worker.config import RunnerConfig
@@ -31,9 +32,6 @@ from worker.shards import ImpossibleShards, Shard, deal_shards
 from worker.stages import ImpossibleStages, Stage
 
 MIB = 2**20
-
-CPU_PROCESS_BYTES = 170 * MIB
-"""Of a CPU rank beside weights and K/V before its first step: torch's own, mostly."""
 
 CLUSTER_BYTES = 300 * MIB
 """Of the other processes of a cluster on its first host: engine, supervisor, API server."""
@@ -209,7 +207,7 @@ class Planner:
         ]
         on_host = -(-layout.num_ranks // self._machine.num_nodes)
         copies = on_host / layout.ranks_per_group
-        beside = int(copies * sum(weights)) + on_host * CPU_PROCESS_BYTES + CLUSTER_BYTES
+        beside = int(copies * sum(weights)) + on_host * RANK_BYTES + CLUSTER_BYTES
         ranks = tuple(
             self._rank(rank, stage, shard, weights[rank], layout, on_host, beside)
             for rank, (stage, shard) in enumerate(parts)

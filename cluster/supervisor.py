@@ -45,6 +45,7 @@ from cluster.messages import (
     GroupReady,
     GroupStopped,
     RankPhase,
+    RetireGroup,
     Shutdown,
     StartGroup,
     StartPhases,
@@ -129,6 +130,8 @@ class Supervisor:
         self._listens: EngineListens | None = None
         self._ready: set[int] = set()
         self._lost: set[int] = set()
+        self._groups = set(range(self._config.num_groups))
+        """That are wanted"""
         self._stop_reason = ""
         self._is_up = False
         self._is_ending = False
@@ -412,8 +415,13 @@ class Supervisor:
                 self._group_lost(message)
             case RankPhase():
                 self._watch.moved(message, time.monotonic())
+            case RetireGroup(group=group, epoch=epoch):
+                self._groups.discard(group)
+                self._hands.stop(group, epoch, self._config.stop_timeout_s)
             case StartGroup(group=group, epoch=epoch):
                 assert self._listens is not None
+                self._groups.add(group)
+                self._lost.discard(group)
                 self._start_group(self._listens.back_address, group, epoch)
             case _:
                 self._log.warning("engine_message_dropped", kind=type(message).__name__)
@@ -460,7 +468,7 @@ class Supervisor:
             raise StartFailed(message)
         if not lost.restarts:
             self._lost.add(lost.group)
-            if len(self._lost) == self._config.num_groups:
+            if self._lost >= self._groups:
                 raise ClusterLost(message)
 
     # --- end ---

@@ -196,7 +196,8 @@ def backend_of(plan: LaunchPlan, report: Report, log: EventLog) -> Backend:
     """Who starts the workers, by the config."""
     config = plan.config
     if config.backend == "local":
-        return LocalBackend(report, num_ranks=config.num_ranks, cores=plan.cores, log=log)
+        num_ranks = config.most_groups * config.ranks_per_group
+        return LocalBackend(report, num_ranks=num_ranks, cores=plan.cores, log=log)
     from cluster.ray_backend import RayBackend  # Ray takes half a second to import
 
     return RayBackend(
