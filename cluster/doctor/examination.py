@@ -60,7 +60,7 @@ def question_of(config: EngineConfig, model_dir: Path | None) -> Question:
         model_dir="" if model_dir is None else str(model_dir),
         disk_paths=tuple(dict.fromkeys((temporary, os.path.abspath(config.models_dir)))),
         own_sockets=tuple(a for a in (config.front_address, config.back_address) if a),
-        looks_for_stale_ray=config.backend == "ray" and not config.ray_address,
+        looks_for_stale_ray=config.backend == "ray",
     )
 
 

@@ -28,8 +28,13 @@ def interface_of(host: Host, address: str) -> str:
     return ""
 
 
-def _has_ipv6_or_name(address: str) -> bool:
-    return not address or not address.replace(".", "").isdigit()
+def _is_name(address: str) -> bool:
+    """Whether it is none of numbers, so that only the resolver knows whose it is."""
+    try:
+        ipaddress.ip_address(address)
+    except ValueError:
+        return True
+    return False
 
 
 # --- addresses -------------------------------------------------------------------------------
@@ -46,7 +51,7 @@ def _addresses(scene: Scene) -> Iterator[Problem]:
                 f"is known as {host.address}, where no other node reaches it",
                 "start its Ray with --node-ip-address set to an address that the others reach",
             )
-        elif not name and host.address[0].isdigit():
+        elif not name and not _is_name(host.address):
             had = ", ".join(a for i in host.interfaces for a in i.addresses if not is_loopback(a))
             yield Problem(
                 f"node {host.node}",

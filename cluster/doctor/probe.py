@@ -116,6 +116,7 @@ class NodeProbe:
 
     def open_meeting(self, host: bytes) -> bytes:
         """Listen for the other rank; the port."""
+        self._close_meeting()
         self._meeting = socket.create_server((host.decode(), 0), family=_family(host.decode()))
         return str(self._meeting.getsockname()[1]).encode()
 
@@ -126,9 +127,15 @@ class NodeProbe:
         return msgspec.json.encode(meet(asked, listener))
 
     def close(self, _: bytes) -> bytes:
+        self._close_meeting()
         for echo in self._echoes:
             echo.close()
         return b""
+
+    def _close_meeting(self) -> None:
+        if self._meeting is not None:
+            self._meeting.close()
+            self._meeting = None
 
 
 METHODS: tuple[str, ...] = ("facts", "listen", "reach", "open_meeting", "meet", "close")
