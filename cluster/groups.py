@@ -220,6 +220,8 @@ class WorkerGroup:
         return fixed + self.num_blocks * self.block_bytes
 
     def rank_statuses(self) -> tuple[RankStatus, ...]:
+        if self.state in ("retiring", "retired"):
+            return ()
         return tuple(self._rank_status(rank) for rank in range(self.num_ranks))
 
     def _rank_status(self, number: int) -> RankStatus:

@@ -53,6 +53,7 @@ def make_parser() -> argparse.ArgumentParser:
         ("up", _up, _for_up, "Bring a cluster up on several machines, from one file."),
         ("down", _down, _for_up, "End what `stoker up` brought up, on every machine."),
         ("status", _status, _for_status, "How a running cluster is."),
+        ("scale", _scale, _for_scale, "Change a running cluster's number of groups."),
         ("plan", _plan, _for_plan, "What of a model fits where; starts nothing."),
         ("doctor", _doctor, _for_doctor, "Examine this host, or the nodes of a Ray cluster."),
         ("fetch", _fetch, _for_fetch, "Bring a model onto this machine."),
@@ -143,6 +144,14 @@ def _for_doctor(parser: argparse.ArgumentParser) -> None:
     _add_model(parser)
     parser.add_argument("--json", action="store_true", help="JSON instead of a table")
     _add_settings(parser)
+
+
+def _for_scale(parser: argparse.ArgumentParser) -> None:
+    from stoker.scale_command import add_scale_arguments
+
+    _add_address(parser, "of its front socket; default: the cluster running for this user")
+    parser.add_argument("--key-file", metavar="FILE", help="its key file, if it is encrypted")
+    add_scale_arguments(parser)
 
 
 def _for_plan(parser: argparse.ArgumentParser) -> None:
@@ -310,6 +319,12 @@ def _doctor(arguments: argparse.Namespace) -> int:
     from stoker.doctor_command import doctor
 
     return doctor(arguments)
+
+
+def _scale(arguments: argparse.Namespace) -> int:
+    from stoker.scale_command import scale
+
+    return scale(arguments)
 
 
 def _plan(arguments: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ from cluster.frontend.engine_client import ClientConfig, EngineClient, seeds_fro
 from cluster.frontend.errors import QueueFull
 from cluster.frontend.requests import LiveRequest
 from cluster.frontend.tokenizer import Tokenizer
-from cluster.messages import ServerInfo, Status
+from cluster.messages import Scaled, ServerInfo, Status
 from scheduler.sampling import SamplingParams
 from stoker.batch import BatchQueue
 from stoker.outputs import Piece, RequestOutput
@@ -148,6 +148,11 @@ class Client:
     def status(self, timeout_s: float | None = None) -> Status:
         """How the engine is: groups, queue, counters."""
         return self._engine.status(timeout_s)
+
+    def scale(self, num_groups: int | None, timeout_s: float | None = None) -> Scaled:
+        """Have so many worker groups from now on; None: as many as load needs, between the
+        cluster's `min_groups` and `max_groups`. Groups come and go meanwhile; no stream ends."""
+        return self._engine.scale(num_groups, timeout_s)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What holds for requests without sampling parameters: the model's own defaults."""

@@ -13,7 +13,15 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
-from cluster.api import cancel, docs_page, health, live_route, metrics_route, page_route
+from cluster.api import (
+    cancel,
+    docs_page,
+    health,
+    live_route,
+    metrics_route,
+    page_route,
+    scale_route,
+)
 from cluster.api.api_server import ApiServer
 from cluster.api.description import described
 from cluster.api.errors import ApiError, api_error_of
@@ -31,6 +39,7 @@ ROUTERS: Sequence[APIRouter] = (
     models_route.router,
     tokens_route.router,
     cancel.router,
+    scale_route.router,
     health.router,
     live_route.router,
     metrics_route.router,

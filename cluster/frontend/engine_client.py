@@ -35,12 +35,21 @@ from cluster.frontend.errors import (
     unreachable,
 )
 from cluster.frontend.requests import LiveRequest, Watcher
-from cluster.frontend.session import BadMessage, FrontSession, StatusTicket
+from cluster.frontend.session import BadMessage, FrontSession, Ticket
 from cluster.frontend.tokenizer import Tokenizer
 from cluster.keys import read_key_file
 from cluster.links import DealerLink, LinkLimits, check_address
 from cluster.logs import EventLog
-from cluster.messages import FromClient, GenerationDefaults, ServerInfo, Status, ToClient
+from cluster.messages import (
+    FromClient,
+    GenerationDefaults,
+    Scaled,
+    ScaleGroups,
+    ServerInfo,
+    Status,
+    StatusRequest,
+    ToClient,
+)
 from cluster.wire import FROM_CLIENT, PROTOCOL_VERSION, TO_CLIENT
 from scheduler.errors import InvalidRequest
 from scheduler.request import TokenBatch
@@ -164,18 +173,34 @@ class EngineClient:
             EngineUnreachable: no answer within `timeout_s`.
             EngineLost: the connection broke meanwhile.
         """
+        answer = self._ask(StatusRequest(), Ticket(Status), timeout_s)
+        assert isinstance(answer, Status)
+        return answer
+
+    def scale(self, num_groups: int | None, timeout_s: float | None = None) -> Scaled:
+        """Ask for another number of groups; None: for as many as load needs.
+
+        Raises:
+            EngineUnreachable, EngineLost: as for `status`.
+        """
+        answer = self._ask(ScaleGroups(num_groups), Ticket(Scaled), timeout_s)
+        assert isinstance(answer, Scaled)
+        return answer
+
+    def _ask(
+        self, question: StatusRequest | ScaleGroups, ticket: Ticket, timeout_s: float | None
+    ) -> Status | Scaled:
         limit_s = self.config.reply_timeout_s if timeout_s is None else timeout_s
-        ticket = StatusTicket()
         with self.lock:
-            self._send(self._session.ask_status(ticket))
+            self._send(self._session.ask(question, ticket))
             try:
                 self._wait(lambda: ticket.is_done, limit_s, self._unreachable)
             finally:
                 self._session.forget(ticket)
-        if ticket.status is None:
+        if ticket.answer is None:
             assert ticket.failure is not None
             raise ticket.failure
-        return ticket.status
+        return ticket.answer
 
     # Requests
 

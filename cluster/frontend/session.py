@@ -18,6 +18,8 @@ from cluster.messages import (
     EngineStopping,
     FromClient,
     Refusal,
+    Scaled,
+    ScaleGroups,
     ServerInfo,
     Status,
     StatusRequest,
@@ -35,15 +37,17 @@ class BadMessage(ValueError):
 
 
 @dataclass(slots=True)
-class StatusTicket:
-    """One caller's wait for a `Status`."""
+class Ticket:
+    """One caller's wait for the answer to a question."""
 
-    status: Status | None = None
+    kind: type[Status] | type[Scaled]
+    """Of the answer: the first one of its kind that is not another caller's."""
+    answer: Status | Scaled | None = None
     failure: Exception | None = None
 
     @property
     def is_done(self) -> bool:
-        return self.status is not None or self.failure is not None
+        return self.answer is not None or self.failure is not None
 
 
 class FrontSession:
@@ -60,7 +64,7 @@ class FrontSession:
         self._tokenizer_digest = ""
         self.num_unknown = 0
         """News of requests that are not live, which is normal for a while after an abort."""
-        self._tickets: list[StatusTicket] = []
+        self._tickets: list[Ticket] = []
         self._requests: dict[int, tuple[LiveRequest, LiveOutput]] = {}
         self._is_tokenizer_asked = False
         self._last_handle = 0
@@ -104,11 +108,11 @@ class FrontSession:
         self._is_tokenizer_asked = True
         return [TokenizerRequest()]
 
-    def ask_status(self, ticket: StatusTicket) -> list[FromClient]:
+    def ask(self, question: StatusRequest | ScaleGroups, ticket: Ticket) -> list[FromClient]:
         self._tickets.append(ticket)
-        return [StatusRequest()]
+        return [question]
 
-    def forget(self, ticket: StatusTicket) -> None:
+    def forget(self, ticket: Ticket) -> None:
         """The caller gave up; an answer that comes later is for nobody."""
         ticket.failure = ticket.failure or EngineLost("the caller stopped waiting")
 
@@ -142,12 +146,18 @@ class FrontSession:
                 self.news = message.message
             case TokenizerFiles():
                 self.tokenizer_files = message
-            case Status():
-                if self._tickets:
-                    self._tickets.pop(0).status = message
+            case Status() | Scaled():
+                self._answer(message)
             case Refusal():
                 raise _error_of_refusal(message)
         return []
+
+    def _answer(self, answer: Status | Scaled) -> None:
+        for place, ticket in enumerate(self._tickets):
+            if isinstance(answer, ticket.kind):
+                ticket.answer = answer
+                del self._tickets[place]
+                return
 
     def _take_info(self, info: ServerInfo) -> None:
         if info.protocol != self._protocol:

@@ -6,7 +6,7 @@ import pytest
 from cluster.frontend.draft import RequestOptions, draft_of
 from cluster.frontend.errors import EngineLost, NoWorkers, ProtocolMismatch, QueueFull
 from cluster.frontend.requests import LiveRequest
-from cluster.frontend.session import BadMessage, FrontSession, StatusTicket
+from cluster.frontend.session import BadMessage, FrontSession, Ticket
 from cluster.frontend.tokenizer import Tokenizer
 from cluster.messages import (
     ClientHello,
@@ -277,8 +277,8 @@ def test_losing_the_engine_fails_what_is_live_and_only_that() -> None:
     done, _ = submit(session)
     session.receive(tokens(handle_of(done), [END], Finish.STOP), 1.0)
     live, _ = submit(session)
-    ticket = StatusTicket()
-    session.ask_status(ticket)
+    ticket = Ticket(Status)
+    session.ask(StatusRequest(), ticket)
     told: list[LiveRequest] = []
     live.watchers.append(told.append)
 
@@ -301,18 +301,18 @@ def test_handles_differ_from_those_of_live_requests() -> None:
 
 def test_statuses_answer_those_who_asked_in_their_order() -> None:
     session = ready_session()
-    given_up, waiting = StatusTicket(), StatusTicket()
-    assert session.ask_status(given_up) == [StatusRequest()]
-    session.ask_status(waiting)
+    given_up, waiting = Ticket(Status), Ticket(Status)
+    assert session.ask(StatusRequest(), given_up) == [StatusRequest()]
+    session.ask(StatusRequest(), waiting)
     session.forget(given_up)
     status = Status(engine_id="e", model="m", state="serving", uptime_s=2.0)
 
     session.receive(Status(engine_id="e", model="m", state="serving", uptime_s=1.0), 0.0)
-    assert waiting.status is None
+    assert waiting.answer is None
     session.receive(status, 0.0)
     session.receive(status, 0.0)  # nobody asked
 
-    assert waiting.status == status
+    assert waiting.answer == status
 
 
 def test_the_tokenizer_is_asked_for_once_and_again_only_if_it_is_another() -> None:
