@@ -17,6 +17,7 @@ RAY_ENV = {
     "RAY_AUTH_MODE": "token",
     "RAY_AUTH_TOKEN_PATH": TOKEN,
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_raylet_start_wait_time_s": "120",  # of a busy machine
 }
 RAY_OPTIONS = ("--object-store-memory=83886080", "--disable-usage-stats")
 MODELS = ROOT / "models"
