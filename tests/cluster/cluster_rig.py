@@ -175,6 +175,8 @@ class Rig:
         step_timeout_s: float = 30.0,
         start_timeout_s: float = 60.0,
         max_restarts: int = 0,
+        max_groups: int | None = None,
+        drain_s: float = 0.0,
         client_queue: int = 1000,
         max_waiting_requests: int = 100,
         max_plans_in_flight: int = 2,
@@ -201,6 +203,8 @@ class Rig:
             step_timeout_s=step_timeout_s,
             start_timeout_s=start_timeout_s,
             max_restarts=max_restarts,
+            max_groups=max_groups,
+            drain_s=drain_s,
             client_queue=client_queue,
         )
         self.front_keys = None if front_keys is None else front_keys.client
@@ -263,7 +267,10 @@ class Rig:
             if script.hold is not None:
                 script.hold.set()
         if self._engine_thread.is_alive():
-            self.supervisor().send(Shutdown(drain_s=0.0))
+            self.supervisor()  # which is sent away, should there be one already
+            for supervisor in self._supervisors:
+                if not supervisor.link.is_closed:
+                    supervisor.send(Shutdown(drain_s=0.0))
         self.join()
         for client in self._clients:
             client.close()
