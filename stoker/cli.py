@@ -118,13 +118,7 @@ def _for_serve(parser: argparse.ArgumentParser) -> None:
     _add_model(parser)
     add_http_arguments(parser)
     _add_settings(parser)
-    parser.add_argument(
-        "--address",
-        dest="ray_address",
-        metavar="ADDRESS",
-        default=argparse.SUPPRESS,
-        help="another name of --ray-address: `auto` is the Ray of this machine",
-    )
+    _add_ray_address(parser)
 
 
 def _for_up(parser: argparse.ArgumentParser) -> None:
@@ -144,6 +138,7 @@ def _for_doctor(parser: argparse.ArgumentParser) -> None:
     _add_model(parser)
     parser.add_argument("--json", action="store_true", help="JSON instead of a table")
     _add_settings(parser)
+    _add_ray_address(parser)
 
 
 def _for_scale(parser: argparse.ArgumentParser) -> None:
@@ -224,6 +219,16 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 def _add_address(parser: argparse.ArgumentParser, text: str) -> None:
     parser.add_argument("--address", metavar="ADDRESS", help=f"{text} (tcp://… or ipc://…)")
+
+
+def _add_ray_address(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--address",
+        dest="ray_address",
+        metavar="ADDRESS",
+        default=argparse.SUPPRESS,
+        help="another name of --ray-address: `auto` is the Ray of this machine",
+    )
 
 
 def _add_sampling(parser: argparse.ArgumentParser, *, max_tokens: int) -> None:
