@@ -34,6 +34,7 @@ FROM_CLIENT = (
     messages.StatusRequest(),
     messages.MetricsRequest(),
     messages.CancelByLabel("cmpl-1"),
+    messages.ScaleGroups(3),
     Request(
         handle=7,
         prompt=int32([1, 2, 3]),
@@ -71,6 +72,7 @@ TO_CLIENT = (
         logprobs=ROWS,
     ),
     messages.Cancelled("cmpl-1", 2),
+    messages.Scaled(num_groups=3, is_automatic=True, refusal="no room"),
     Rejection(handle=1, reason="queue_full", message="full", retry_after_s=1.5),
     messages.Status(
         engine_id="e",
@@ -140,6 +142,7 @@ FROM_ENGINE = (
     messages.Stop("done"),
     messages.Refusal(reason="protocol", message="no"),
     messages.StartGroup(0, 2),
+    messages.RetireGroup(0, 2),
     messages.GroupReady(group=0, epoch=1, num_blocks=8),
     messages.GroupLost(group=0, epoch=1, message="rank 1 died", rank=1, step=5, restarts=True),
 )
