@@ -55,6 +55,7 @@ class LoopClock:
 
     def __init__(self, requests: list[Request], num_steps: int, seed: int) -> None:
         self.front, self.back = Desk(), Desk()
+        self.num_turned_away = 0
         self.seconds: list[float] = []
         """Of each turn of the loop in which a step was answered, all sequences running."""
         self._num_steps, self._num_requests = num_steps, len(requests)

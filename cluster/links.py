@@ -143,10 +143,10 @@ class ServerLink:
         self.num_malformed = 0
         """Messages without exactly one frame, or not of today's ZeroMQ."""
         self.num_turned_away = 0
-        """Connections that ended before they had shown who they were: without the keys, not of
-        ZeroMQ, or silent."""
+        """Connections that ended without a message: without the keys, not of ZeroMQ, or silent."""
         self._known: set[bytes] = set()
-        self._greeted: set[int] = set()
+        self._ended_unheard: set[int] = set()
+        """Of connections that ended before a message of theirs was read; there may be some."""
         self._peer_by_fd: dict[int, bytes] = {}
         self._leaving: list[bytes] = []
         self._socket = context.socket(zmq.ROUTER)
@@ -157,7 +157,7 @@ class ServerLink:
             self._socket.curve_server = 1
             self._socket.curve_secretkey = keys.secret.encode()
             self._socket.zap_domain = domain.encode()
-        self._monitor = _monitor_of(self._socket)
+        self._monitor = _monitor_of(self._socket, zmq.EVENT_DISCONNECTED)
         try:
             self.address = self._bind(address)
         except BaseException:
@@ -195,6 +195,8 @@ class ServerLink:
                 self.num_malformed += 1
         else:
             return  # those who left may have sent more
+        self.num_turned_away += len(self._ended_unheard)
+        self._ended_unheard.clear()
         leaving, self._leaving = self._leaving, []
         for peer in leaving:
             self._known.discard(peer)
@@ -205,12 +207,10 @@ class ServerLink:
         while self._monitor.poll(0):
             event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
             fd = int(event["value"])
-            if event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self._greeted.add(fd)
-            elif event["event"] == zmq.EVENT_DISCONNECTED:
-                self.num_turned_away += fd not in self._greeted
-                self._greeted.discard(fd)
-                self._note_end(fd)
+            if fd not in self._peer_by_fd:
+                self.num_turned_away += fd in self._ended_unheard  # another one, before
+                self._ended_unheard.add(fd)
+            self._note_end(fd)
 
     def _note_peer(self, peer: bytes, name: zmq.Frame) -> bool:
         """Remember whose connection is whose; False for one that we would not see ending.
@@ -221,6 +221,7 @@ class ServerLink:
             fd = int(name.get(zmq.SRCFD))
         except zmq.ZMQError:
             return False
+        self._ended_unheard.discard(fd)
         self._note_end(fd)  # of a connection so short that its end was read before its start
         self._known.add(peer)
         self._peer_by_fd[fd] = peer
@@ -377,13 +378,13 @@ class DealerLink:
         self.address = address
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
-        self._has_keys = keys is not None
+        self._has_keys, self._is_tcp = keys is not None, address.startswith("tcp://")
         self._is_connected = False
         self._is_lost = False
         self._why_not = ""
         """What became of the last handshake that failed."""
         _prepare_dealer(self._socket, address, limits, keys)
-        self._monitor = _monitor_of(self._socket)
+        self._monitor = _monitor_of(self._socket, _LIFE_EVENTS)
         try:
             self._socket.connect(address)
         except zmq.ZMQError as error:
@@ -511,7 +512,7 @@ class DealerLink:
                 self._is_connected, self._why_not = True, ""
             elif event == zmq.EVENT_DISCONNECTED:
                 self._is_lost = self._is_lost or self._is_connected
-            elif event in _FAILED_HANDSHAKES:
+            elif event & _FAILED_HANDSHAKES:
                 self._note_failed_handshake(event)
 
     def _note_failed_handshake(self, event: int) -> None:
@@ -525,11 +526,17 @@ class DealerLink:
                 if self._has_keys
                 else f"{self.address} is encrypted, and was dialled without a key"
             )
-        elif self._has_keys:
-            self._why_not = (
-                f"{self.address} hangs up in the handshake, as an engine does whose key is another "
-                "than the one that it was dialled with"
+        elif self._is_tcp:
+            cause = (
+                "an engine does whose key is another than the one that it was dialled with"
+                if self._has_keys
+                else "an encrypted one does when it is dialled without a key"
             )
+            self._why_not = f"{self.address} hangs up in the handshake, as {cause}"
+
+    @property
+    def is_closed(self) -> bool:
+        return bool(self._socket.closed)
 
     def close(self, linger_s: float = 0.0) -> None:
         """End the connection; what is queued may leave for `linger_s`. May be called twice."""
@@ -553,21 +560,21 @@ class DealerLink:
 
 
 _FAILED_HANDSHAKES = (
-    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL,
-    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL,
-    zmq.EVENT_HANDSHAKE_FAILED_AUTH,
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )
 
 
-def _monitor_of(socket: "zmq.Socket[bytes]") -> "zmq.Socket[bytes]":
+_LIFE_EVENTS = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _FAILED_HANDSHAKES
+
+
+def _monitor_of(socket: "zmq.Socket[bytes]", events: int) -> "zmq.Socket[bytes]":
     """What tells of a socket's handshakes and ended connections, however many at once.
 
     With a bound on what waits here, libzmq's I/O thread would stop in the middle of a flood of
     connections until somebody reads.
     """
-    events = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
-    for event in _FAILED_HANDSHAKES:
-        events |= event
     address = f"inproc://monitor-{socket.fileno()}"
     socket.monitor(address, events)
     monitor: zmq.Socket[bytes] = socket.context.socket(zmq.PAIR)

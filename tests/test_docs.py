@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from cluster.keys import write_key_file
+from cluster.links import fresh_keys
 from scheduler.journal import Record, encode_record
 from stoker.cli import make_parser
 from tests.cluster.cluster_rig import Rig
@@ -21,7 +23,7 @@ from tests.cluster.scripted import Script, tokens_after
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(
     page
-    for pattern in ("*.md", "docs/*.md", "docs/adr/*.md", ".github/*.md")
+    for pattern in ("*.md", "docs/*.md", "docs/adr/*.md", "deploy/*.md", ".github/*.md")
     for page in ROOT.glob(pattern)
 )
 TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in PAGES}
@@ -279,6 +281,22 @@ def test_the_client_of_the_wire_protocol_page_prints_tokens_as_they_stream(
     assert "finish code 2" in errors
 
 
+def test_the_client_of_the_wire_protocol_page_speaks_to_an_encrypted_engine(tmp_path: Path) -> None:
+    (keys_of_page,) = re.findall(
+        r"(?ms)^<!-- what that client needs .*?-->\n```python\n(.*?)^```$",
+        TEXTS["docs/wire-protocol.md"],
+    )
+    program = the_client().replace("engine.connect", f"{keys_of_page}engine.connect")
+    keys = fresh_keys()
+    write_key_file(tmp_path / "stoker.key", keys.client)
+    with Rig(tmp_path, front_address="tcp://127.0.0.1:0", front_keys=keys) as rig:
+        rig.start_worker()
+        with the_client_running(tmp_path, rig.front, "5", "6", program=program) as client:
+            tokens, _ = client.communicate(timeout=60)
+
+    assert [int(word) for word in tokens.split()] == tokens_after(2, 40)
+
+
 def test_the_client_of_the_wire_protocol_page_says_why_it_was_refused(tmp_path: Path) -> None:
     with Rig(tmp_path) as rig:
         rig.start_worker()
@@ -290,12 +308,14 @@ def test_the_client_of_the_wire_protocol_page_says_why_it_was_refused(tmp_path: 
 
 
 @contextmanager
-def the_client_running(folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def the_client_running(
+    folder: Path, *arguments: str, program: str = ""
+) -> Iterator[subprocess.Popen[str]]:
     """The client as its own program, away from our packages."""
-    program = folder / "client.py"
-    program.write_text(the_client(), encoding="utf-8")
+    path = folder / "client.py"
+    path.write_text(program or the_client(), encoding="utf-8")
     with subprocess.Popen(
-        [sys.executable, "-P", str(program), *arguments],
+        [sys.executable, "-P", str(path), *arguments],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -314,7 +314,7 @@ def test_an_encrypted_socket_answers_holders_of_its_own_keys_only() -> None:
     unlike = {
         "refuses our key": msgspec.structs.replace(back.client, server=front.client.server),
         "hangs up in the handshake": back.client,
-        "dialled without a key": None,
+        "without a key": None,
     }
     try:
         with DealerLink(links.front.address, LIMITS, front.client) as friend:

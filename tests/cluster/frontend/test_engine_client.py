@@ -361,7 +361,7 @@ def test_who_has_no_key_or_another_one_is_told_so_with_address_and_file(tmp_path
     write_key_file(tmp_path / "mixed", mixed)
     (tmp_path / "notes").write_text("buy = 'milk'")
     wrong = {
-        "": "is encrypted, and was dialled without a key.*key_file .STOKER_KEY_FILE. is needed",
+        "": "dialled without a key.*key_file .STOKER_KEY_FILE. is needed",
         "other": "hangs up in the handshake.*key file is .*/other",
         "mixed": "refuses our key.*key file is .*/mixed",
         "missing": "cannot read the key file .*/missing: No such file",
