@@ -23,6 +23,7 @@ from msgspec import Struct
 
 from cluster import messages, metrics
 from cluster.config import API_KEY_VARIABLE, ENVIRONMENT, EngineConfig
+from cluster.doctor.checks import CHECKS
 from cluster.http_config import HttpConfig
 from cluster.metrics import Family
 from scheduler import arrays
@@ -244,6 +245,15 @@ def _vllm_name(family: Family) -> str:
     return f"{family.vllm}_total" if family.kind == "counter" else family.vllm
 
 
+# --- checks of the doctor ---------------------------------------------------------------------
+
+
+def checks_table() -> str:
+    """Each check and what it looks at, in the order in which they are told."""
+    rows = [(check.name, check.looks_at, check.remedy) for check in CHECKS]
+    return _table(("check", "looks at", "what usually helps"), rows)
+
+
 # --- pages ----------------------------------------------------------------------------------
 
 PAGES: dict[str, Tables] = {
@@ -260,6 +270,7 @@ PAGES: dict[str, Tables] = {
         "parts": parts,
         "finish codes": finish_table,
     },
+    "doctor.md": {"checks": checks_table},
     "metrics.md": {
         "engine metrics": metrics_table(metrics.ENGINE),
         "http metrics": metrics_table(metrics.HTTP),

@@ -292,12 +292,14 @@ CHECKS = (
     Check(
         name="versions",
         looks_at="Python, Ray, torch and Stoker are the leader's; the native libraries are built",
+        remedy="the same environment on every node; `make setup` where libraries are missing",
         run=_versions,
         well=_versions_well,
     ),
     Check(
         name="model",
         looks_at="the checkpoint is whole on each node, and the same",
+        remedy="copy the whole checkpoint to the same folder on each node",
         needs=lambda scene: any(host.model is not None for host in scene.hosts),
         run=_model,
         well=_model_well,
@@ -305,24 +307,28 @@ CHECKS = (
     Check(
         name="memory",
         looks_at="free memory bears the weights and the libraries of the ranks",
+        remedy="free memory, more nodes, fewer groups, or narrower weights",
         run=_memory,
         well=_memory_well,
     ),
     Check(
         name="shared memory",
         looks_at="/dev/shm is large enough for NCCL and Ray",
+        remedy="start the container with --shm-size=1g",
         run=_shm,
         well=_shm_well,
     ),
     Check(
         name="limits",
         looks_at="open files and processes that the user may have",
+        remedy="ulimit -n and -u, or LimitNOFILE= and TasksMax= of the service",
         run=_limits,
         well=_limits_well,
     ),
     Check(
         name="disk",
         looks_at="free space for temporary files and models",
+        remedy="free space; old sessions of Ray lie in /tmp/ray",
         needs=lambda scene: any(host.disk_free_by_path for host in scene.hosts),
         run=_disk,
         well=_disk_well,
@@ -330,12 +336,14 @@ CHECKS = (
     Check(
         name="devices",
         looks_at="GPUs where they are asked for, and their driver",
+        remedy="NVIDIA's driver, the same on each node; containers with their GPUs (--gpus all)",
         run=_devices,
         well=_devices_well,
     ),
     Check(
         name="clock",
         looks_at="each node's clock beside the leader's, by round trips",
+        remedy="chrony or systemd-timesyncd on every node",
         needs=lambda scene: any(host.clock_ahead_s is not None for host in scene.hosts[1:]),
         run=_clock,
         well=_clock_well,
@@ -343,6 +351,7 @@ CHECKS = (
     Check(
         name="stale Ray",
         looks_at="Ray processes whose head is gone, and the file that names such a head",
+        remedy="`ray stop --force`",
         run=_stale,
         well=lambda scene: "no leftovers",
     ),

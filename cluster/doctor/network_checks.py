@@ -230,6 +230,7 @@ CHECKS = (
     Check(
         name="addresses",
         looks_at="the address by which others know a node is one of its own, up, and no loopback",
+        remedy="start Ray with --node-ip-address",
         needs=lambda scene: any(host.address for host in scene.hosts),
         run=_addresses,
         well=_addresses_well,
@@ -237,6 +238,7 @@ CHECKS = (
     Check(
         name="routes",
         looks_at="the interface that routes to the others has the address that they know",
+        remedy="start Ray with --node-ip-address, or correct the routes",
         needs=lambda scene: len(scene.hosts) > 1,
         run=_routes,
         well=lambda scene: (
@@ -246,24 +248,28 @@ CHECKS = (
     Check(
         name="host names",
         looks_at="a host's own name resolves, and not to loopback where there are several hosts",
+        remedy="in /etc/hosts, give the host's name its real address",
         run=_names,
         well=_names_well,
     ),
     Check(
         name="variables",
         looks_at="GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name interfaces, each in its syntax",
+        remedy="unset them: Stoker takes the interface that routes to the others",
         run=_variables,
         well=_variables_well,
     ),
     Check(
         name="sockets",
         looks_at="front_address and back_address can be bound on the leader",
+        remedy="an address of this host, and a free port",
         run=_sockets,
         well=lambda scene: "the addresses asked for are free",
     ),
     Check(
         name="ports",
         looks_at="any port of each node can be reached from each other node",
+        remedy="let the nodes through each other's firewalls, on all ports",
         needs=lambda scene: bool(scene.paths),
         run=_ports,
         well=_ports_well,
@@ -271,6 +277,7 @@ CHECKS = (
     Check(
         name="collectives",
         looks_at="two ranks, one on each of two nodes, meet and sum",
+        remedy="as for ports and addresses",
         needs=lambda scene: bool(scene.pairs),
         run=_collectives,
         well=_collectives_well,
@@ -278,6 +285,7 @@ CHECKS = (
     Check(
         name="speed",
         looks_at="bandwidth and latency of sums between nodes, beside the other pairs",
+        remedy="look at the link; keep tensor-parallel ranks within a node",
         needs=lambda scene: any(not pair.problem for pair in scene.pairs),
         run=_speed,
         well=_speed_well,

@@ -74,6 +74,7 @@ CHECKS = (
     Check(
         name="ray",
         looks_at="the Ray cluster is there and takes our token",
+        remedy="start Ray; give this host the token of the head (RAY_AUTH_TOKEN_PATH)",
         needs=lambda scene: scene.asked.uses_ray,
         run=_ray,
         well=lambda scene: f"{len(scene.rooms)} nodes known",
@@ -81,6 +82,7 @@ CHECKS = (
     Check(
         name="nodes",
         looks_at="every node of Ray is alive and answers",
+        remedy="start Ray there again; look whether its processes are stopped or its link is cut",
         needs=lambda scene: bool(scene.rooms),
         run=_nodes,
         well=_nodes_well,
@@ -88,6 +90,7 @@ CHECKS = (
     Check(
         name="placement",
         looks_at="CPUs or GPUs asked, free, and free on each node",
+        remedy="smaller parallelism, fewer groups, or more nodes",
         needs=lambda scene: any(room.is_alive for room in scene.rooms),
         run=_placement,
         well=_placement_well,

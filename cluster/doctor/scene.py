@@ -176,7 +176,8 @@ class Check:
 
     name: str
     looks_at: str
-    """For the table in the documents."""
+    remedy: str
+    """For the table in the documents; a finding says what to do about itself."""
     needs: Callable[[Scene], bool] = lambda scene: bool(scene.hosts)
     """Whether the scene says enough to ask it."""
     run: Callable[[Scene], Iterable[Problem]]
