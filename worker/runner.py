@@ -278,6 +278,8 @@ class ModelRunner:
         if self._pipes.before is not None:
             assert self._incoming is not None
             self._pipes.before.receive(self._incoming[: batch.num_tokens])
+            if self._graphs is not None:  # rows of padding would add up from step to step
+                self._incoming[batch.num_tokens :].zero_()
         wanted = None if rows is None else torch.from_numpy(rows)
         if self._program is not None:
             return self._program.run(batch, wanted)

@@ -116,7 +116,7 @@ def test_random_traffic_keeps_every_invariant_leaks_nothing_and_replays(seed: in
     check_traffic(seed)
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("num_stages", [2, 3, 4])
 def test_random_traffic_keeps_every_invariant_through_several_stages(
     seed: int, num_stages: int

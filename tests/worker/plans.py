@@ -34,8 +34,18 @@ class Driven:
 class PlanDriver:
     """Builds plans for one group and takes in their results."""
 
-    def __init__(self, *, block_size: int, num_blocks: int, num_slots: int, epoch: int = 1) -> None:
+    def __init__(
+        self,
+        *,
+        block_size: int,
+        num_blocks: int,
+        num_slots: int,
+        epoch: int = 1,
+        gives_all: bool = False,
+    ) -> None:
+        """`gives_all`: plans carry sampled tokens too, as several stages need."""
         self.block_size, self.epoch = block_size, epoch
+        self._gives_all = gives_all
         self.step = 0
         self.idle = list(range(num_blocks))
         self._slots = list(range(num_slots))
@@ -99,6 +109,8 @@ class PlanDriver:
         for sequence, count in rows:
             stop = sequence.computed + count
             admitted = max(len(sequence.prompt), sequence.given)
+            if self._gives_all:
+                admitted = len(sequence.tokens)
             known = sequence.tokens[sequence.computed : min(stop, admitted)]
             token += known
             given.append(len(known))

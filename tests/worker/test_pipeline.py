@@ -4,10 +4,13 @@ import itertools
 from collections.abc import Callable
 
 import pytest
+import torch
 
 from tests.worker import pipe_tasks, rank_tasks
 from tests.worker.rank_processes import Raised, RankProcesses
+from worker.meeting import Company, Terms, meet_group
 from worker.parallel import MeetingPoint
+from worker.parallel_errors import MeetingFailed
 
 KINDS = ["shared", "gloo", "torch"]
 NAMES = (f"test-pipeline-{number}" for number in itertools.count())
@@ -105,7 +108,7 @@ def test_a_stage_that_takes_nothing_is_named_after_the_time_limit(
     assert "stage 0 waited 0.3 s for stage 1 (rank 1)" in late.message
 
 
-@pytest.mark.parametrize("kind", ["shared", "gloo"])
+@pytest.mark.parametrize("kind", ["shared", pytest.param("gloo", marks=pytest.mark.slow)])
 def test_a_stage_whose_process_is_killed_is_named_long_before_the_time_limit(
     ranks: RankProcesses, meet: Meet, kind: str
 ) -> None:
@@ -121,3 +124,11 @@ def test_a_stage_whose_process_is_killed_is_named_long_before_the_time_limit(
     assert (lost.kind, lost.peer) == ("PeerLost", 0)
     assert lost.step in (1, 2)  # what it sent may be lost with it
     assert "stage 1 lost stage 0 (rank 0)" in lost.message
+
+
+def test_stages_on_several_hosts_without_an_address_are_refused() -> None:
+    company = Company(rank=1, num_stages=2, ranks_per_stage=1, nodes=(0, 1))
+    terms = Terms(device=torch.device("cpu"), step_bytes=4096, start_timeout_s=1.0, timeout_s=1.0)
+
+    with pytest.raises(MeetingFailed, match=r"2 ranks on cpu, on hosts \(0, 1\), .* got host ''"):
+        meet_group(MeetingPoint(name="nowhere"), company, terms)

@@ -38,7 +38,10 @@ def make_driver(group: WorkerGroup) -> PlanDriver:
     config = group.runners[0]._config
     num_blocks = group.start().num_blocks
     return PlanDriver(
-        block_size=config.block_size, num_blocks=num_blocks, num_slots=config.max_num_seqs
+        block_size=config.block_size,
+        num_blocks=num_blocks,
+        num_slots=config.max_num_seqs,
+        gives_all=config.pipeline_parallel_size > 1,
     )
 
 
@@ -93,6 +96,30 @@ def test_a_step_that_begins_before_the_last_one_is_finished_goes_on_with_its_tok
             running = following
         group.finish(running)
 
+    for sequence in sequences:
+        assert_greedy(model, sequence)
+
+
+@pytest.mark.parametrize(("ops", "runs_ahead"), [("cpu", False), ("reference", True)])
+def test_stages_compute_together_what_the_model_does(
+    ops: str, runs_ahead: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also as on a GPU, where a step may begin before the last one is finished."""
+    monkeypatch.setattr(ModelRunner, "_runs_ahead", runs_ahead)
+    model, folder = save_model("qwen3_windowed", tmp_path)
+    asking = SamplingParams(temperature=0.0, max_tokens=None, seed=0, prompt_logprobs=1)
+    with WorkerGroup(folder, tp=2, pp=3, ops=ops) as group:
+        driver = make_driver(group)
+        sequences = [
+            driver.admit(random_prompt(length, seed=length), asking) for length in (5, 30, 41)
+        ]
+        results = generate(group, driver, sequences, tokens=8, budget=24)
+        assert [runner._sampler is not None for runner in group.runners] == [
+            False, False, False, False, True, False,
+        ]  # fmt: skip
+        assert all(runner._last_tokens is None for runner in group.runners)
+
+    assert len(results) > 8
     for sequence in sequences:
         assert_greedy(model, sequence)
 

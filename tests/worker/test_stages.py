@@ -1,9 +1,12 @@
 """How layers are dealt to pipeline stages."""
 
 import itertools
+import json
+from pathlib import Path
 
 import pytest
 
+from worker.models.spec import model_stages, read_spec
 from worker.shards import Span
 from worker.stages import ImpossibleStages, deal_stages
 
@@ -50,3 +53,21 @@ def test_only_the_ends_embed_and_answer() -> None:
 def test_more_stages_than_layers_are_refused_with_the_limit() -> None:
     with pytest.raises(ImpossibleStages, match=r"pipeline_parallel_size=4 .* at most 3"):
         deal_stages(3, 4)
+
+
+def test_smollm2_is_dealt_by_what_a_step_costs(tmp_path: Path) -> None:
+    """Its output layer is as large as eight of its layers, and counts half."""
+    config = {
+        "architectures": ["LlamaForCausalLM"],
+        "vocab_size": 49152,
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    stages = model_stages(read_spec(tmp_path), 2)
+
+    assert [stage.layers.size for stage in stages] == [17, 13]
