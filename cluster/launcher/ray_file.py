@@ -14,7 +14,8 @@ HEAD_ENVIRONMENT = {
     "RAY_health_check_failure_threshold": "3",
 }
 WORKER_ENVIRONMENT = {
-    # `ray down` stops the head alone; workers end themselves so many seconds later.
+    # `ray down` stops the head alone. So many seconds later Ray gives up on a worker, and --block
+    # then ends the rest of it there.
     "RAY_gcs_rpc_server_reconnect_timeout_s": "10",
 }
 
@@ -73,7 +74,8 @@ def ray_file(file: ClusterFile, token_file: str) -> dict[str, object]:
         "worker_start_ray_commands": [
             f"{exports(ray)}; ray stop",
             f"{exports({**ray, **WORKER_ENVIRONMENT})}; "
-            f"ray start --address=$RAY_HEAD_IP:{nodes.ray_port}{options}",
+            f"setsid nohup ray start --block --address=$RAY_HEAD_IP:{nodes.ray_port}{options} "
+            f">{folder_on_nodes(file)}/ray.log 2>&1 </dev/null & sleep 1",
         ],
     }
 
