@@ -179,7 +179,7 @@ def test_the_tables_of_settings_and_messages_are_those_of_the_code() -> None:
 
 
 def test_a_table_that_differs_from_the_code_is_found_and_mended(tmp_path: Path) -> None:
-    for page in ("configuration.md", "wire-protocol.md", "metrics.md"):
+    for page in ("configuration.md", "doctor.md", "wire-protocol.md", "metrics.md"):
         (tmp_path / page).write_text(TEXTS[f"docs/{page}"], encoding="utf-8")
     stale = tmp_path / "configuration.md"
     stale.write_text(stale.read_text().replace("| `block_size` | `16` |", "| `block_size` | `8` |"))
