@@ -6,7 +6,7 @@ import random
 import re
 import socket
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import httpx
 import pytest
@@ -16,35 +16,39 @@ from tests.cluster.api.conftest import StartRig
 from tests.cluster.api.openai.streamed import Received, joined, received
 from tests.cluster.api.raw import head
 from tests.cluster.api.rig import ApiRig, script_of
-from tests.cluster.frontend.fake_engine import say_nothing, tokens
+from tests.cluster.frontend.fake_engine import make_info, say_nothing, tokens
 from tests.cluster.frontend.tiny_tokenizers import make_tokenizer
 
 CHAT = "/v1/chat/completions"
 BODIES: dict[str, dict[str, object]] = {
     CHAT: {"messages": [{"role": "user", "content": "hi"}]},
-    "/v1/completions": {"prompt": "hi"},
+    "/v1/completions": {"prompt": "hi", "max_tokens": 90},
     "/v1/responses": {"input": "hi"},
 }
-TEXT = " the quick brown fox jumps over the lazy dog" * 5
+CALL = '<tool_call>\n{"name": "now", "arguments": {"zone": "Zürich"}}\n</tool_call>'
+TEXT = " the quick brown fox jumps over the lazy dog" * 4 + CALL
+
+
+ROOMY = make_info(max_model_len=4096)
 
 
 class Reader:
     """One client, which loses its connection wherever it is told to."""
 
-    def __init__(self, http: httpx.Client, path: str, key: str, **fields: object) -> None:
-        self._http, self._path = http, path
+    def __init__(self, path: str, key: str, **fields: object) -> None:
+        self._path = path
         self._body = {**BODIES[path], "stream": True, **fields}
         self._headers = {"Idempotency-Key": key}
         self.events: list[Received] = []
         self.is_over = False
 
-    def read(self, num_bytes: int | None) -> None:
+    def read(self, http: httpx.Client, num_bytes: int | None = None) -> None:
         """Connect, read so much of what follows, and leave without a word."""
         headers = dict(self._headers)
         if self.events:
             headers["Last-Event-ID"] = self.events[-1].event_id
         body = b""
-        with self._http.stream("POST", self._path, json=self._body, headers=headers) as answer:
+        with http.stream("POST", self._path, json=self._body, headers=headers) as answer:
             if answer.status_code != 200:
                 raise AssertionError(answer.read())
             for part in answer.iter_raw(64):
@@ -62,28 +66,77 @@ def told(reader: Reader) -> object:
     """All that a reader was told, but for what calls of one body have of their own."""
     parts = joined(reader.events).parts
     parts.pop("events", None)
-    text = re.sub(r"((?:chatcmpl|cmpl|resp|msg)[-_])[0-9a-f]{24}", r"\1", json.dumps(parts))
+    text = re.sub(r"((?:chatcmpl|cmpl|resp|msg|fc|call)[-_])[0-9a-f]{24}", r"\1", json.dumps(parts))
     return json.loads(re.sub(r'("created(?:_at)?": )\d+', r"\g<1>0", text))
 
 
 @pytest.fixture(scope="module")
 def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiRig]:
     script = script_of(make_tokenizer("llama3_like"), TEXT, num_cached=2)
-    with ApiRig(tmp_path_factory.mktemp("rig"), script=script) as rig:
+    with ApiRig(tmp_path_factory.mktemp("rig"), script=script, info=ROOMY) as rig:
         yield rig
 
 
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiRig]:
+    """Another front end, which knows nothing of the first one's calls and has another pace."""
+    script = script_of(make_tokenizer("llama3_like"), TEXT, num_cached=2, per_step=3)
+    with ApiRig(tmp_path_factory.mktemp("other"), script=script, info=ROOMY) as rig:
+        yield rig
+
+
+FIELDS: dict[str, tuple[dict[str, object], ...]] = {
+    CHAT: (
+        {},
+        {"n": 3, "logprobs": True, "stop": ["lazy"]},
+        {"return_token_ids": True, "stream_options": {"include_usage": True}},
+        {"tools": [{"type": "function", "function": {"name": "now"}}]},
+    ),
+    "/v1/completions": ({}, {"prompt": ["a", "b"], "n": 2, "echo": True, "logprobs": 1}),
+    "/v1/responses": (
+        {},
+        {"include": ["message.output_text.logprobs"], "top_logprobs": 1},
+        {"tools": [{"type": "function", "name": "now", "parameters": {}}]},
+    ),
+}
+
+
+def disturbed(
+    rigs: Sequence[ApiRig], path: str, fields: dict[str, object], chance: random.Random
+) -> int:
+    """Lose connections at random until a stream is whole, on any front end; returns how many."""
+    fields = {"temperature": 1, **fields}
+    whole = Reader(path, f"whole-{chance.random()}", **fields)
+    whole.read(rigs[0].http)
+    reader = Reader(path, f"cut-{chance.random()}", **fields)
+    num_lost = 0
+    while not reader.is_over:
+        is_kind = chance.random() < 0.05
+        reader.read(chance.choice(rigs).http, None if is_kind else chance.randint(1, 2000))
+        num_lost += not reader.is_over
+    assert told(reader) == told(whole)
+    return num_lost
+
+
 @pytest.mark.parametrize("path", BODIES)
-def test_a_stream_cut_off_anywhere_is_the_same_in_the_end(rig: ApiRig, path: str) -> None:
+def test_a_stream_that_is_cut_off_anywhere_is_the_same_in_the_end(
+    rig: ApiRig, other: ApiRig, path: str
+) -> None:
     chance = random.Random(path)
-    fields = {"temperature": 1}
-    whole = Reader(rig.http, path, f"whole-{path}", **fields)
-    whole.read(None)
-    for number in range(5):
-        reader = Reader(rig.http, path, f"cut-{path}-{number}", **fields)
-        while not reader.is_over:
-            reader.read(chance.randint(1, 2500) if chance.random() < 0.9 else None)
-        assert told(reader) == told(whole)
+    for fields in FIELDS[path]:
+        num_lost = sum(disturbed([rig, other], path, fields, chance) for _ in range(3))
+        assert num_lost > 0
+
+
+@pytest.mark.slow
+def test_statement_3_a_thousand_disconnects_lose_and_double_no_token(
+    rig: ApiRig, other: ApiRig
+) -> None:
+    chance = random.Random(3)
+    num_lost = 0
+    while num_lost < 1000:
+        path = chance.choice(list(BODIES))
+        num_lost += disturbed([rig, other], path, chance.choice(FIELDS[path]), chance)
 
 
 @pytest.fixture(scope="module")
