@@ -347,6 +347,11 @@ def config_from(values: Mapping[str, object]) -> EngineConfig:
                 check_address(address)
             except AddressError as error:
                 raise ConfigError(f"{name}: {error}") from error
+    if config.ray_address and config.backend != "ray":
+        raise ConfigError(
+            f"ray_address={config.ray_address} is a Ray's, but backend={config.backend} starts "
+            "workers without one. Leave one of the two away"
+        )
     if is_wildcard(config.back_address):
         raise ConfigError(
             f"back_address={config.back_address} says no host: workers must dial it, so give an "

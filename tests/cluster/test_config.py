@@ -241,3 +241,9 @@ def test_an_unknown_setting_of_a_file_is_refused_whoever_reads_it(tmp_path: Path
     for load in (load_config, load_http_config):
         with pytest.raises(ConfigError, match="there is no setting 'prot'"):
             load(parse("--config", str(path)), {})
+
+
+def test_a_rays_address_and_a_backend_without_ray_exclude_each_other() -> None:
+    assert config_from({"ray_address": "auto"}).backend == "ray"
+    with pytest.raises(ConfigError, match="ray_address=auto is a Ray's, but backend=local starts"):
+        config_from({"ray_address": "auto", "backend": "local"})

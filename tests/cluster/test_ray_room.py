@@ -1,0 +1,66 @@
+"""Who shares a node, and what is said when there is no room; without a Ray."""
+
+from dataclasses import dataclass, field
+
+from cluster.logs import EventLog
+from cluster.ray_backend import RayBackend
+from cluster.ray_rank import RankSite
+from cluster.ray_room import NodeRoom, no_room
+
+
+@dataclass(frozen=True)
+class TakenRoom:
+    """A `Room` that is on the nodes that a test says."""
+
+    where: list[str]
+    per_rank: dict[str, float] = field(default_factory=lambda: {"CPU": 1.0})
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self.where)
+
+    def nodes(self) -> list[str]:
+        return self.where
+
+
+def site(node: str, num_cores: int) -> RankSite:
+    return RankSite(node, f"10.0.0.{ord(node) - ord('a') + 1}", tuple(range(num_cores)))
+
+
+def backend_with(rooms: dict[int, list[str]]) -> RayBackend:
+    backend = RayBackend(lambda _: None, num_ranks=4, cores=(), log=EventLog("test"))
+    backend._spare.update({group: TakenRoom(where) for group, where in rooms.items()})
+    return backend
+
+
+def test_the_ranks_of_all_groups_on_a_node_share_its_cores_and_no_others() -> None:
+    backend = backend_with({0: ["a", "a"], 1: ["a", "b"]})
+
+    counts, first = backend._shares(0, [site("a", 6), site("a", 6)])
+    _, second = backend._shares(1, [site("a", 6), site("b", 4)])
+
+    assert counts == [3, 3]
+    assert [*first, *second] == [(0, 1), (2, 3), (4, 5), (0, 1, 2, 3)]
+
+
+def test_a_group_alone_on_its_node_has_all_of_it() -> None:
+    counts, cores = backend_with({0: ["a"], 1: ["b"]})._shares(1, [site("b", 3)])
+
+    assert (counts, cores) == ([1], [(0, 1, 2)])
+
+
+def test_where_there_is_no_room_asked_free_and_each_node_are_named() -> None:
+    nodes = [
+        NodeRoom(node="aaaaaaaaaa", host="10.0.0.1", total={"CPU": 4.0}, free={"CPU": 1.0}),
+        NodeRoom(node="bbbbbbbbbb", host="10.0.0.2", total={"CPU": 2.0}, free={}),
+    ]
+
+    said = no_room([TakenRoom(["", ""]), TakenRoom(["", ""])], nodes).splitlines()
+
+    assert said[0].startswith(
+        "no room: asked for 4 CPU (4 ranks in 2 groups), there are 1 of 6 CPU free. Lower"
+    )
+    assert said[1:] == [
+        "  10.0.0.1 aaaaaaaa: 1 of 4 CPU free",
+        "  10.0.0.2 bbbbbbbb: 0 of 2 CPU free",
+    ]
