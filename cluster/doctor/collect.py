@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 from msgspec import Struct
 
-from cluster.config import network_variables
+from cluster.config import address_of_node, network_variables
 from cluster.doctor.model_facts import model_facts
 from cluster.doctor.scene import Host, Interface
 from cluster.doctor.versions import collect_versions
@@ -63,7 +63,7 @@ def collect_host(question: Question) -> Host:
     return Host(
         node=question.node,
         name=name,
-        address=question.address,
+        address=_own_address(question.address),
         python=versions["python"],
         ray=versions["ray"],
         torch=versions["torch"],
@@ -94,6 +94,14 @@ def collect_host(question: Question) -> Host:
             if (why := why_not_bound(address))
         ),
     )
+
+
+def _own_address(known: str) -> str:
+    """Where other nodes are to reach this one, which Ray knows as `known`; empty for none."""
+    try:
+        return address_of_node(known) if known else ""
+    except AddressError:  # which a check of its own says, too
+        return known
 
 
 def read_interfaces() -> tuple[Interface, ...]:

@@ -90,7 +90,8 @@ def _routes(scene: Scene) -> Iterator[Problem]:
                 f"node {host.node}, interface {name}",
                 f"reaches {other.node} through {name} ({towards}), but is known to the others as "
                 f"{host.address} ({interface_of(host, host.address) or 'no interface'})",
-                f"start its Ray with --node-ip-address {towards}, or correct its routes",
+                f"start its Ray with --node-ip-address {towards}, set STOKER_NODE_ADDRESS there, or "
+                "correct its routes",
             )
 
 
@@ -125,7 +126,7 @@ def _variables(scene: Scene) -> Iterator[Problem]:
                 yield Problem(
                     f"node {host.node}, variable {variable}",
                     wrong,
-                    f"unset {variable}: Stoker takes the interface that routes to the leader",
+                    f"unset {variable}, or name an interface of that node",
                 )
 
 

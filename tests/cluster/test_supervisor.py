@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import psutil
@@ -346,6 +347,35 @@ def test_a_start_that_takes_too_long_ends_with_what_is_missing(clusters: Cluster
 
     assert isinstance(failed, ClusterFailed)
     assert "not ready within start_timeout_s=1" in failed.message
+    assert cluster.wait() == 1
+    cluster.check_nothing_is_left()
+
+
+def test_case_115_a_node_with_another_version_is_refused_by_name_before_weights_load(
+    clusters: Clusters,
+) -> None:
+    script = {"facts": {"node": "n2", "torch": "1.0.0"}}
+    cluster = clusters.start(script, tensor_parallel_size=2)
+    failed = cluster.announced()
+
+    assert isinstance(failed, ClusterFailed)
+    wanted = version("torch")
+    assert f"node n2 has torch 1.0.0, but {socket.gethostname()} has {wanted}" in failed.message
+    assert cluster.wait() == 1
+    assert "loading" not in cluster.text
+    cluster.check_nothing_is_left()
+
+
+@pytest.mark.slow
+def test_a_start_that_waits_says_for_which_rank_and_what_it_does(clusters: Clusters) -> None:
+    cluster = clusters.start({"1": {"load_s": 600.0}}, tensor_parallel_size=2, start_timeout_s=12)
+    line = cluster.wait_for('doing="loads weights')
+    failed = cluster.announced()
+
+    host = socket.gethostname()
+    assert f'who="rank 0.1" node={host} doing="loads weights" seconds=' in line
+    assert isinstance(failed, ClusterFailed)
+    assert f"rank 0.1 on {host} loads weights (for " in failed.message
     assert cluster.wait() == 1
     cluster.check_nothing_is_left()
 
