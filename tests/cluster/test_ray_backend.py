@@ -29,7 +29,7 @@ def backend(exits: "queue.Queue[RankExit]") -> Iterator[RayBackend]:
     backend.open(timeout_s=60)
     yield backend
     backend.close(timeout_s=10)
-    assert not backend._folder
+    assert not backend._ray.folder
 
 
 def ray_processes() -> list[psutil.Process]:
@@ -53,9 +53,9 @@ def test_every_socket_of_our_own_ray_is_on_loopback(backend: RayBackend) -> None
 
 
 def test_the_token_and_files_of_our_own_ray_are_for_their_owner_alone(backend: RayBackend) -> None:
-    assert backend._folder is not None
+    assert backend._ray.folder is not None
 
-    for path in (backend._folder, backend._folder / "token"):
+    for path in (backend._ray.folder, backend._ray.folder / "token"):
         assert path.stat().st_mode & 0o077 == 0
 
 
