@@ -2,7 +2,9 @@
 
 One stage computes with all cores; stages have their part of them. Both run in turn (A B A B), each
 in a cluster of its own that is up all the time, and medians are printed, with the share of the
-time for which each rank computed (its CPU time by its threads' wall time; waiting sleeps).
+time for which each rank computed (its CPU time by its threads' wall time; waiting sleeps), and
+what a token costs on the rank that computes most: that bounds the rate, and a busy machine does
+not change it much.
 """
 
 import argparse
@@ -34,7 +36,9 @@ class Side:
     itl_s: list[float] = field(default_factory=list)
     steps: list[int] = field(default_factory=list)
     busy: list[list[float]] = field(default_factory=list)
-    """By run, of each rank, stage after stage."""
+    """By run, the share of the time of each rank, stage after stage."""
+    core_s: list[float] = field(default_factory=list)
+    """By run, what each core of the rank that computed most has computed."""
 
     @property
     def name(self) -> str:
@@ -54,6 +58,7 @@ class Side:
         self.steps.append(batch.after.totals.num_steps - batch.before.totals.num_steps)
         spent = [_cpu_s(rank) - start for rank, start in zip(ranks, before, strict=True)]
         self.busy.append([one / wall_s / self.num_threads for one in spent])
+        self.core_s.append(max(spent) / self.num_threads)
 
 
 def _cpu_s(process: psutil.Process) -> float:
@@ -105,6 +110,7 @@ def report(trace: list[Traced], sides: list[Side], args: argparse.Namespace) -> 
         f"{sum(len(item.prompt_token_ids) for item in trace)} prompt and {made} output tokens; "
         f"fp32, greedy, {args.cores} cores, {args.repeats} runs each in turn, medians\n"
     )
+    costs = [1e3 * statistics.median(side.core_s) / made for side in sides]
     rates = [made / statistics.median(side.seconds) for side in sides]
     rows = [
         ["", *(side.name for side in sides)],
@@ -115,6 +121,8 @@ def report(trace: list[Traced], sides: list[Side], args: argparse.Namespace) -> 
         ["ITL p99, ms", *(f"{1e3 * percentile(side.itl_s, 0.99):.1f}" for side in sides)],
         ["steps", *(f"{statistics.median(side.steps):.0f}" for side in sides)],
         ["ranks busy, %", *(_busy_of(side) for side in sides)],
+        ["ms of the busiest core per token", *(f"{cost:.2f}" for cost in costs)],
+        ["ratio that this allows", *(f"{costs[0] / cost:.2f}" for cost in costs)],
     ]
     print(table(rows))
 
