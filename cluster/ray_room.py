@@ -6,7 +6,6 @@ onto as few nodes as it can.
 """
 
 import contextlib
-import itertools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 
 from cluster.errors import BackendError
 from cluster.logs import EventLog
+from cluster.start_watch import SAY_EVERY_S
 
 LOOK_S = 2.0
 """After this long without room, and again and again, see what there is."""
@@ -82,7 +82,7 @@ class Room:
 def wait_for_rooms(
     rooms: Sequence[Room], deadline: float, patience_s: float, log: EventLog
 ) -> None:
-    """Return when every room is there; say once if that takes a while.
+    """Return when every room is there; say now and then what it waits for.
 
     Args:
         patience_s: for nodes that may still come, if those that are there could never do.
@@ -90,15 +90,16 @@ def wait_for_rooms(
     Raises:
         BackendError: with what was asked, what is free, and what each node has.
     """
-    began = time.monotonic()
-    for turn in itertools.count():
+    began = next_line = time.monotonic()
+    while True:
         if all(room.is_there(min(LOOK_S, deadline - time.monotonic())) for room in rooms):
             return
         now = time.monotonic()
         is_hopeless = now >= began + patience_s and not _could_ever_fit(rooms)
         if is_hopeless or now >= deadline:
             raise BackendError(no_room(rooms, list_nodes()))
-        if turn == 0:
+        if now >= next_line:
+            next_line = now + SAY_EVERY_S
             log.info("waiting_for_room", until=no_room(rooms, list_nodes()))
 
 

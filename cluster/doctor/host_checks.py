@@ -11,8 +11,9 @@ LEAST_OPEN_FILES = 4096
 """A thousand clients, with their sockets, and Ray's own hundreds."""
 LEAST_PROCESSES = 2048
 """Ray alone has some hundred threads on a host, and each counts."""
-LEAST_NCCL_SHM_BYTES = 512 * MIB
-"""For ranks on GPUs of one host, which NCCL lets meet in /dev/shm."""
+NCCL_SHM_BYTES = 32 * MIB
+"""Of each rank on a GPU of one host: some channels of 10 MB, which NCCL puts into /dev/shm."""
+AMPLE_NCCL_SHM_BYTES = 512 * MIB
 LEAST_RAY_SHM_BYTES = 128 * MIB
 """Ray's object store; with less it takes a file on disk."""
 LEAST_DISK_BYTES = GIB
@@ -163,13 +164,15 @@ def _memory_well(scene: Scene) -> str:
 def _shm(scene: Scene) -> Iterator[Problem]:
     for host in scene.hosts:
         many = scene.asked.device == "cuda" and scene.asked.num_ranks > 1
-        if many and host.shm_free_bytes < LEAST_NCCL_SHM_BYTES:
+        least = NCCL_SHM_BYTES * ranks_on(host, scene)
+        if many and host.shm_free_bytes < max(least, AMPLE_NCCL_SHM_BYTES):
             yield Problem(
                 _node(host),
                 f"/dev/shm has {_gib(host.shm_free_bytes)} free of {_gib(host.shm_bytes)}; NCCL "
-                f"wants {_gib(LEAST_NCCL_SHM_BYTES)} for ranks that share a host",
+                f"needs {_gib(least)} for ranks that share a host, and more may make it faster",
                 "start the container with --shm-size=1g (Kubernetes: an emptyDir of medium "
                 "Memory at /dev/shm), or set NCCL_SHM_DISABLE=1",
+                level="fail" if host.shm_free_bytes < least else "warn",
             )
         elif scene.asked.uses_ray and host.shm_free_bytes < LEAST_RAY_SHM_BYTES:
             yield Problem(

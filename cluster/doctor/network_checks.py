@@ -90,8 +90,8 @@ def _routes(scene: Scene) -> Iterator[Problem]:
                 f"node {host.node}, interface {name}",
                 f"reaches {other.node} through {name} ({towards}), but is known to the others as "
                 f"{host.address} ({interface_of(host, host.address) or 'no interface'})",
-                f"start its Ray with --node-ip-address {towards}, set STOKER_NODE_ADDRESS there, or "
-                "correct its routes",
+                f"start its Ray with --node-ip-address {towards}, set STOKER_NODE_ADDRESS there, "
+                "or correct its routes",
             )
 
 

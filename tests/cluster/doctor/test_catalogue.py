@@ -191,8 +191,8 @@ FAULTS = {
     ),
     "a small /dev/shm for GPUs": Fault(
         scene=make_scene(
-            replace(N1, num_gpus=2, driver="570.1", shm_bytes=64 * MIB, shm_free_bytes=64 * MIB),
-            asked=Asked(num_ranks=2, device="cuda"),
+            replace(N1, num_gpus=4, driver="570.1", shm_bytes=64 * MIB, shm_free_bytes=64 * MIB),
+            asked=Asked(num_ranks=4, device="cuda"),
             rooms=(),
         ),
         check="shared memory",
