@@ -261,10 +261,10 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Raises:
             ConfigError: a device that is not there, or settings that do not fit together.
         """
-        if self.device == "cuda" and not has_gpu:
+        if self.device == "cuda" and not has_gpu and not self.ray_address:
             raise ConfigError(
                 "device=cuda, but this host has no NVIDIA driver. Use device=cpu, or a host "
-                "with a GPU"
+                "with a GPU, or name the Ray whose nodes have some (ray_address)"
             )
         device = self.device if self.device != "auto" else ("cuda" if has_gpu else "cpu")
         self._check_groups()

@@ -158,6 +158,12 @@ def test_a_gpu_that_is_not_there_is_refused() -> None:
         config_from({"device": "cuda"}).resolved(has_gpu=False)
 
 
+def test_gpus_of_other_nodes_need_none_here() -> None:
+    config = config_from({"device": "cuda", "ray_address": "auto"}).resolved(has_gpu=False)
+    assert config.device == "cuda"
+    assert config.max_num_batched_tokens == 2048
+
+
 def test_settings_that_do_not_fit_together_are_refused_together() -> None:
     config = config_from({"max_num_seqs": 64, "max_num_batched_tokens": 16})
     with pytest.raises(ConfigError, match="max_num_batched_tokens=16 is below max_num_seqs=64"):
