@@ -154,6 +154,7 @@ class Engine:
             start_timeout_s=self._launch.start_timeout_s,
             policy=RestartPolicy(max_restarts=self._launch.max_restarts),
             now=now,
+            num_stages=self._launch.scheduler.num_stages,
         )
 
     # --- the loop ---

@@ -145,8 +145,10 @@ class WorkerGroup:
         start_timeout_s: float,
         policy: RestartPolicy,
         now: float,
+        num_stages: int = 1,
     ) -> None:
         self.group = group
+        self._ranks_per_stage = num_ranks // num_stages
         self.num_ranks = num_ranks
         self.epoch = 1
         self.state: State = "starting"
@@ -225,12 +227,13 @@ class WorkerGroup:
         return tuple(self._rank_status(rank) for rank in range(self.num_ranks))
 
     def _rank_status(self, number: int) -> RankStatus:
-        rank = self.ranks.get(number)
+        rank, stage = self.ranks.get(number), number // self._ranks_per_stage
         if rank is None:
             _, facts = self._greeted.get(number, (b"", NodeFacts(node="")))
-            return RankStatus(rank=number, state="starting", host=facts.node)
+            return RankStatus(rank=number, state="starting", stage=stage, host=facts.node)
         return RankStatus(
             rank=number,
+            stage=stage,
             state="ready" if rank.is_ready else "loaded",
             host=rank.hello.host,
             pid=rank.hello.pid,

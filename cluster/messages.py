@@ -153,6 +153,8 @@ class RankStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
     rank: int
     state: str
     """starting, loaded or ready"""
+    stage: int = 0
+    """Of the pipeline; from 0"""
     host: str = ""
     pid: int = 0
     device: str = ""

@@ -51,12 +51,13 @@ def print_status(address: str, status: Status, http_address: str = "") -> None:
     if http_address:
         console.print(f"HTTP at {http_address}")
     groups = Table("group", "epoch", "state", "running", "blocks", "cached", "steps", "steps/s")
-    ranks = Table("rank", "state", "host", "pid", "device", "blocks", "weights")
+    ranks = Table("rank", "stage", "state", "node", "pid", "device", "blocks", "weights")
     for group in status.groups:
         groups.add_row(*_group_row(group))
         for rank in group.ranks:
             ranks.add_row(
                 f"{group.group}.{rank.rank}",
+                str(rank.stage),
                 rank.state,
                 rank.host,
                 str(rank.pid),

@@ -21,6 +21,7 @@ from cluster.api import (
     metrics_route,
     page_route,
     scale_route,
+    status_route,
 )
 from cluster.api.api_server import ApiServer
 from cluster.api.description import described
@@ -40,6 +41,7 @@ ROUTERS: Sequence[APIRouter] = (
     tokens_route.router,
     cancel.router,
     scale_route.router,
+    status_route.router,
     health.router,
     live_route.router,
     metrics_route.router,

@@ -257,7 +257,7 @@ def test_tcp_sockets_are_encrypted_unless_said_otherwise_and_open_to_the_key_fil
     assert cluster.key_file.parent.parent == cluster.folder
 
     stranger = TestClient(client.link.address)
-    with pytest.raises(LinkLost, match="encrypted.* dialled without a key"):
+    with pytest.raises(LinkLost, match=r"encrypted.* dialled without a key"):
         stranger.link.wait_connected(10.0)
     stranger.close()
     cluster.wait_for("connections_turned_away")

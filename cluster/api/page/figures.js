@@ -18,6 +18,12 @@ export function compact(value) {
   return value.toFixed(1);
 }
 
+/** 1048576 -> "1 MiB", 3221225472 -> "3.0 GiB". */
+export function mebibytes(bytes) {
+  const mib = bytes / 2 ** 20;
+  return mib >= 1024 ? `${(mib / 1024).toFixed(1)} GiB` : `${Math.round(mib)} MiB`;
+}
+
 export const percent = (share) => `${Math.round(share * 100)} %`;
 
 /** The value below which `share` of the weight lies; null if there is none.

@@ -4,6 +4,7 @@ import { WHOLE, color, timeChart } from './charts.js';
 import { StepScope } from './scope.js';
 import { compact, percent, seconds } from './figures.js';
 import { WINDOW_S } from './history.js';
+import { RankTable } from './ranks.js';
 
 const FRAME_MS = 100;
 const CALM_FRAME_MS = 1000; // for those who want less motion
@@ -18,6 +19,7 @@ export class LiveView {
   #isShown = false;
   #isPaused = false;
   #group = null;
+  #ranks = new RankTable(byId('ranks'));
 
   constructor(past) {
     this.#past = past;
@@ -33,6 +35,7 @@ export class LiveView {
 
   show(isShown) {
     this.#isShown = isShown;
+    this.#ranks.show(isShown);
     if (isShown && !this.#scope) this.#build();
     this.#run();
   }
