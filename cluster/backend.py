@@ -89,6 +89,8 @@ class WorkerLaunch(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Longest wait for the engine to appear."""
     link_keys: ClientKeys | None = None
     """To dial the back socket with, if it is encrypted."""
+    allow_chaos: bool = False
+    """Whether faults may be injected here."""
 
     @property
     def name(self) -> str:

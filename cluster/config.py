@@ -233,6 +233,11 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         NotNegative, setting("Restarts in a row of a lost group; 0: it stays lost.")
     ] = 0
 
+    allow_chaos: Annotated[
+        bool,
+        setting("Let any client break this cluster on purpose (`stoker chaos`). For tests only."),
+    ] = False
+
     journal: Annotated[str, setting("File for one record per step, for replay. Default: none.")] = (
         ""
     )

@@ -19,6 +19,7 @@ from cluster.back_desk import (
     WorkerGreeted,
     WorkerLeft,
 )
+from cluster.chaos_desk import ChaosDesk
 from cluster.doctor.alike import why_not_alike
 from cluster.engine_launch import EngineLaunch
 from cluster.engine_metrics import build_metrics
@@ -43,10 +44,12 @@ from cluster.links import EngineLinks
 from cluster.logs import EventLog
 from cluster.messages import (
     EngineMetrics,
+    FaultInjected,
     GenerationDefaults,
     GroupLost,
     GroupReady,
     GroupStopped,
+    InjectFault,
     MayLoad,
     NodeFacts,
     PoolSize,
@@ -118,9 +121,17 @@ class Engine:
         self._start_s: dict[str, float] = {}
         """Seconds of each phase of the start, once it is over."""
         self._back = BackDesk(links.back, launch.engine_id, launch.key, log)
+        self._chaos = ChaosDesk(launch.allow_chaos, self._back.send, log)
         self._steps = StepFeed(self._began)
         self._front = FrontDesk(
-            links.front, tokenizer, self.status, self.metrics, self.scale, log, self._steps
+            links.front,
+            tokenizer,
+            self.status,
+            self.metrics,
+            self.scale,
+            self._inject,
+            log,
+            self._steps,
         )
         self._scheduler: Scheduler | None = None
         """Made when the first group says what the model is."""
@@ -196,6 +207,7 @@ class Engine:
         deadlines = [group.next_deadline for group in self._groups.values()]
         deadlines += [self._step_deadline(lane) for lane in self._lanes.values()]
         deadlines += [self._front.next_deadline, self._stop_at, self._scaling.next_deadline]
+        deadlines += [self._chaos.next_deadline]
         if self._scheduler is not None:
             deadlines.append(self._scheduler.next_deadline())
             if self._is_stuck():
@@ -233,6 +245,7 @@ class Engine:
             if self._stop_at is None:
                 self._follow(self._scaling.keep_time(self._scheduler, now), now)
         self._front.keep_time(now)
+        self._chaos.keep_time(now)
 
     def _note_turned_away(self) -> None:
         """Say that there are peers who cannot, or may not, talk to us; ever more rarely."""
@@ -433,6 +446,9 @@ class Engine:
             is_automatic=self._scaling.is_automatic,
             refusal=refusal,
         )
+
+    def _inject(self, asked: InjectFault, now: float) -> FaultInjected:
+        return self._chaos.inject(asked, self._groups.values(), self._scheduler, now)
 
     def _why_no_room(self, num_more: int) -> str:
         stats = () if self._scheduler is None else self._scheduler.stats().groups

@@ -39,5 +39,7 @@ class EngineLaunch(Struct, frozen=True, kw_only=True):
     front_keys: ServerKeys | None = None
     back_keys: ServerKeys | None = None
     """With them, a tcp:// socket is encrypted."""
+    allow_chaos: bool = False
+    """Whether clients may inject faults."""
     journal: str = ""
     log_level: str = "info"

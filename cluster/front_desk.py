@@ -19,7 +19,9 @@ from cluster.messages import (
     EngineMetrics,
     EngineStarting,
     EngineStopping,
+    FaultInjected,
     FromClient,
+    InjectFault,
     MetricsRequest,
     Refusal,
     Scaled,
@@ -56,12 +58,14 @@ class FrontDesk:
         status: Callable[[float], Status],
         metrics: Callable[[float], EngineMetrics],
         scale: Callable[[ScaleGroups, float], Scaled],
+        inject: Callable[[InjectFault, float], FaultInjected],
         log: EventLog,
         steps: StepFeed,
     ) -> None:
         self._link = link
         self._tokenizer_frame = None if tokenizer is None else TO_CLIENT.encode(tokenizer)
         self._status, self._metrics, self._scale = status, metrics, scale
+        self._inject = inject
         self._log = log
         self._steps = steps
         self.clients = Clients(link, log)
@@ -143,6 +147,8 @@ class FrontDesk:
                 self._cancel(client, label, now)
             case ScaleGroups():
                 self._send(client, self._scale(message, now), now)
+            case InjectFault():
+                self._send(client, self._inject(message, now), now)
             case MetricsRequest():
                 self._send(client, self._metrics(now), now)
             case StatusRequest():

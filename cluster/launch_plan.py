@@ -56,6 +56,7 @@ class LaunchPlan:
             client_queue=config.client_queue,
             front_keys=None if self.front_keys is None else self.front_keys.server,
             back_keys=None if self.back_keys is None else self.back_keys.server,
+            allow_chaos=config.allow_chaos,
             journal=config.journal,
             log_level=config.log_level,
         )
@@ -99,6 +100,7 @@ class LaunchPlan:
                 gpu=place.gpu,
                 engine_timeout_s=self.config.peer_timeout_s,
                 link_keys=None if self.back_keys is None else self.back_keys.client,
+                allow_chaos=self.config.allow_chaos,
                 log_level=self.config.log_level,
             )
             for place in places

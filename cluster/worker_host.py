@@ -19,9 +19,11 @@ from msgspec.structs import replace
 from cluster.backend import WorkerLaunch
 from cluster.doctor.alike import node_facts
 from cluster.errors import LinkLost, WireError
+from cluster.faults import Faults
 from cluster.links import DealerLink, LinkLimits
 from cluster.logs import EventLog
 from cluster.messages import (
+    Fault,
     FromEngine,
     MayLoad,
     PoolSize,
@@ -116,6 +118,7 @@ class WorkerHost:
         self._build = build
         self._log = log
         self._step = 0
+        self._faults = Faults(log)
         self._runner: Runner | None = None
         self._link = DealerLink(
             launch.address,
@@ -252,6 +255,7 @@ class WorkerHost:
             if plan is None:
                 continue
             self._step = plan.step
+            self._faults.begin(plan.step)
             following = self._runner.begin(plan)
             if running is not None:
                 self._answer(running)
@@ -259,24 +263,42 @@ class WorkerHost:
 
     def _next_plan(self, running: Step | None) -> StepPlan | None:
         """The next plan, however long it takes; None if `running` is done before it comes."""
-        if running is None:
-            plan = self._next()
-        else:
-            frame = None
-            while frame is None:
-                if running.is_done():
-                    return None
-                frame = self._link.take()
-                if frame is None:
-                    time.sleep(LOOK_S)
-            plan = self._decode(frame)
-        if not isinstance(plan, StepPlan):
-            raise WireError(f"expected a plan, got {type(plan).__name__}")
-        return plan
+        while True:
+            if running is None:
+                plan = self._next()
+            else:
+                frame = None
+                while frame is None:
+                    if running.is_done():
+                        return None
+                    frame = self._link.take()
+                    if frame is None:
+                        time.sleep(LOOK_S)
+                plan = self._decode(frame)
+            if isinstance(plan, Fault):
+                self._suffer(plan)
+            elif not isinstance(plan, StepPlan):
+                raise WireError(f"expected a plan, got {type(plan).__name__}")
+            elif not self._faults.misses_plan():
+                return plan
+
+    def _suffer(self, fault: Fault) -> None:
+        """Let a fault come, where a test cluster allows them.
+
+        Raises:
+            LinkLost: it is the end of the connection.
+        """
+        if not self._launch.allow_chaos:
+            raise WireError(f"a fault ({fault.kind}) without allow_chaos")
+        if fault.kind == "cut":
+            self._log.warning("fault", kind=fault.kind)
+            self._link.close()
+            raise LinkLost("an injected fault has cut the connection")
+        self._faults.take(fault)
 
     def _answer(self, step: Step) -> None:
         result = step.finish()
-        if result is not None:
+        if result is not None and not self._faults.loses_answer():
             self._send(result)
 
     def _next(self) -> FromEngine:

@@ -37,6 +37,8 @@ class KVCache:
         self.tables = BlockTables(num_slots, max_blocks_per_slot)
         self._limbo: deque[tuple[int, list[int]]] = deque()
         self._num_limbo = 0
+        self.withheld: list[int] = []
+        """Blocks that nobody uses and nobody may have."""
 
     @property
     def num_blocks(self) -> int:
@@ -125,6 +127,17 @@ class KVCache:
             blocks = self._limbo.popleft()[1]
             self._num_limbo -= len(blocks)
             self.pool.give_back(blocks, self.index.holds)
+
+    def withhold(self) -> int:
+        """Let nobody have the blocks that idle now, until `restore`; how many they are."""
+        blocks = self._take(self.num_idle)
+        self.withheld += blocks
+        return len(blocks)
+
+    def restore(self) -> None:
+        """Let all that was withheld idle again."""
+        self.pool.give_back(self.withheld, self.index.holds)
+        self.withheld.clear()
 
     def _take(self, count: int) -> list[int]:
         num_blank = self.pool.num_blank

@@ -19,6 +19,7 @@ def check_cache(cache: KVCache) -> None:
         held.update(row)
     for _, blocks in cache.limbo():
         held.update(blocks)
+    held.update(cache.withheld)
     idle = set(pool.idle())
     assert len(idle) == pool.num_idle, "a block idles twice"
     for block in range(pool.num_blocks):

@@ -120,16 +120,21 @@ def messages_of(union: object) -> Callable[[], str]:
     )
 
 
+def all_messages() -> list[type[Struct]]:
+    unions = (messages.FromClient, messages.ToClient, messages.ToEngine, messages.FromEngine)
+    return [kind for union in unions for kind in typing.get_args(union)]
+
+
 def parts() -> str:
     """The sections of all structs that messages are made of, in the order of their names."""
     found: dict[str, type[Struct]] = {}
-    unions = (messages.FromClient, messages.ToClient, messages.ToEngine, messages.FromEngine)
-    todo = [kind for union in unions for kind in typing.get_args(union)]
+    todo = all_messages()
+    known = {kind.__name__ for kind in todo}
     while todo:
         kind = todo.pop()
         for hint in typing.get_type_hints(kind).values():
             for inner in _structs_in(hint):
-                if inner.__name__ not in found:
+                if inner.__name__ not in found and inner.__name__ not in known:
                     found[inner.__name__] = inner
                     todo.append(inner)
     return "\n\n".join(_section(found[name], name) for name in sorted(found))
@@ -173,10 +178,14 @@ def _wire_type(hint: object) -> str:
     if hint in PLAIN:
         return PLAIN[hint]  # type: ignore[index]  # by the line above
     if isinstance(hint, type) and issubclass(hint, Struct):
-        return f"[{hint.__name__}](#{hint.__name__.lower()})"
+        name = hint.__name__
+        own = f"{_tag(hint)}-{name}" if hint in all_messages() else name  # a heading's anchor
+        return f"[{name}](#{own.lower()})"
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_wire_type(one) for one in inner)
+    if origin is typing.Literal:
+        return "one of " + ", ".join(f"`{value}`" for value in inner)
     if origin is dict:
         return f"map of {_wire_type(inner[0])} to {_wire_type(inner[1])}"
     return f"array of {_wire_type(inner[0])}"

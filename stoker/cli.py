@@ -54,6 +54,7 @@ def make_parser() -> argparse.ArgumentParser:
         ("down", _down, _for_up, "End what `stoker up` brought up, on every machine."),
         ("status", _status, _for_status, "How a running cluster is."),
         ("scale", _scale, _for_scale, "Change a running cluster's number of groups."),
+        ("chaos", _chaos, _for_chaos, "Break a test cluster on purpose, and see it come back."),
         ("plan", _plan, _for_plan, "What of a model fits where; starts nothing."),
         ("doctor", _doctor, _for_doctor, "Examine this host, or the nodes of a Ray cluster."),
         ("fetch", _fetch, _for_fetch, "Bring a model onto this machine."),
@@ -147,6 +148,14 @@ def _for_scale(parser: argparse.ArgumentParser) -> None:
     _add_address(parser, "of its front socket; default: the cluster running for this user")
     parser.add_argument("--key-file", metavar="FILE", help="its key file, if it is encrypted")
     add_scale_arguments(parser)
+
+
+def _for_chaos(parser: argparse.ArgumentParser) -> None:
+    from stoker.chaos.command import add_chaos_arguments
+
+    _add_address(parser, "of its front socket; default: the cluster running for this user")
+    parser.add_argument("--key-file", metavar="FILE", help="its key file, if it is encrypted")
+    add_chaos_arguments(parser)
 
 
 def _for_plan(parser: argparse.ArgumentParser) -> None:
@@ -330,6 +339,12 @@ def _scale(arguments: argparse.Namespace) -> int:
     from stoker.scale_command import scale
 
     return scale(arguments)
+
+
+def _chaos(arguments: argparse.Namespace) -> int:
+    from stoker.chaos.command import chaos
+
+    return chaos(arguments)
 
 
 def _plan(arguments: argparse.Namespace) -> int:

@@ -180,6 +180,7 @@ class Rig:
         client_queue: int = 1000,
         max_waiting_requests: int = 100,
         max_plans_in_flight: int = 2,
+        allow_chaos: bool = False,
         journal: list[Record] | None = None,
     ) -> None:
         self.launch = EngineLaunch(
@@ -206,6 +207,7 @@ class Rig:
             max_groups=max_groups,
             drain_s=drain_s,
             client_queue=client_queue,
+            allow_chaos=allow_chaos,
         )
         self.front_keys = None if front_keys is None else front_keys.client
         self.back_keys = None if back_keys is None else back_keys.client
@@ -304,6 +306,7 @@ class Rig:
             num_ranks=self.launch.num_ranks,
             num_stages=self.launch.scheduler.num_stages,
             link_keys=self.back_keys,
+            allow_chaos=self.launch.allow_chaos,
         )
         thread = threading.Thread(
             target=self._run_worker, args=(launch, script), name=f"worker {launch.name}"

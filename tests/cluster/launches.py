@@ -30,6 +30,7 @@ def make_launch(
     num_stages: int = 1,
     spec: RunnerSpec | None = None,
     link_keys: ClientKeys | None = None,
+    allow_chaos: bool = False,
 ) -> WorkerLaunch:
     return WorkerLaunch(
         engine_id="engine",
@@ -44,4 +45,5 @@ def make_launch(
         rendezvous=Rendezvous(name=f"stoker-test-{group}-{epoch}"),
         connect_timeout_s=5.0,
         link_keys=link_keys,
+        allow_chaos=allow_chaos,
     )

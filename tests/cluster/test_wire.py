@@ -35,6 +35,7 @@ FROM_CLIENT = (
     messages.MetricsRequest(),
     messages.CancelByLabel("cmpl-1"),
     messages.ScaleGroups(3),
+    messages.InjectFault(fault=messages.Fault(kind="slow", step=3, seconds=0.5), group=1, rank=0),
     Request(
         handle=7,
         prompt=int32([1, 2, 3]),
@@ -73,6 +74,7 @@ TO_CLIENT = (
     ),
     messages.Cancelled("cmpl-1", 2),
     messages.Scaled(num_groups=3, is_automatic=True, refusal="no room"),
+    messages.FaultInjected(ranks=((1, 0),)),
     Rejection(handle=1, reason="queue_full", message="full", retry_after_s=1.5),
     messages.Status(
         engine_id="e",
@@ -127,6 +129,7 @@ TO_ENGINE = (
 FROM_ENGINE = (
     messages.MayLoad(),
     PHASE,
+    messages.Fault(kind="kill", after_s=0.5),
     messages.PoolSize(8),
     StepPlan(
         epoch=1,
