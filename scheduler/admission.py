@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from scheduler.arrays import Int32Array
 from scheduler.config import ModelLimits, SchedulerConfig
 from scheduler.errors import InvalidRequest
 from scheduler.group import Group
@@ -31,7 +32,7 @@ class AdmissionRules:
                 handle=request.handle, reason="invalid", message=str(error), param=error.param
             )
         num_prompt = len(request.prompt)
-        if num_prompt >= max_len:
+        if num_prompt >= max_len and not len(request.output):
             return Rejection(
                 handle=request.handle,
                 reason="too_long",
@@ -50,8 +51,8 @@ class AdmissionRules:
         if not len(request.prompt):
             raise InvalidRequest("the prompt is empty; it needs at least 1 token", param="prompt")
         vocab_size = self._model.vocab_size
-        if int(np.maximum.reduce(request.prompt.view(np.uint32))) >= vocab_size:  # or below 0
-            self._check_ids("prompt", request.prompt.tolist())
+        self._check_column("prompt", request.prompt)
+        self._check_column("output", request.output)
         self._check_ids("end_ids", request.end_ids)
         request.sampling.check_vocabulary(vocab_size)
         if request.sampling.n != 1:
@@ -73,6 +74,12 @@ class AdmissionRules:
         timeout_s = request.timeout_s
         if timeout_s is not None and not (math.isfinite(timeout_s) and timeout_s > 0):
             raise InvalidRequest(f"timeout_s must be over 0, got {timeout_s}", param="timeout_s")
+        if not (math.isfinite(request.age_s) and request.age_s >= 0):
+            raise InvalidRequest(f"age_s must be 0 or more, got {request.age_s}", param="age_s")
+
+    def _check_column(self, name: str, ids: Int32Array) -> None:
+        if len(ids) and int(np.maximum.reduce(ids.view(np.uint32))) >= self._model.vocab_size:
+            self._check_ids(name, ids.tolist())  # too large, or below 0
 
     def _check_ids(self, name: str, ids: Iterable[int]) -> None:
         vocab_size = self._model.vocab_size

@@ -26,7 +26,8 @@ def check_scheduler(scheduler: Scheduler) -> None:
         assert all(s.group_id == group.group_id for s in inside)
         places += [(s.client, s.request.handle) for s in inside]
     assert sorted(places) == sorted(scheduler.live), "a live request is nowhere, or twice"
-    assert len(scheduler.waiting) <= scheduler.config.max_waiting_requests + sum(
+    num_new = sum(not sequence.request.is_continuation for sequence in waiting)
+    assert num_new <= scheduler.config.max_waiting_requests + sum(
         scheduler.config.max_num_seqs for _ in range(1 + len(scheduler.groups))
     )
 

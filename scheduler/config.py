@@ -67,6 +67,11 @@ class SchedulerConfig:
     """Requests that would wait longer than this for their turn are refused at once. None: the
     two counts alone bound the queue. More: fewer refusals, later first tokens."""
 
+    poison_after: int = 2
+    """Failures of a group, with no progress in between, after which a request that was in each of
+    the steps that failed is given up. 0: never. More: innocent ones are safer, a request that
+    breaks kernels does more harm."""
+
     exclusive_phases: bool = False
     """A step holds prompts or running streams, never both, prompts first: for comparing with
     engines that work so."""
@@ -103,6 +108,8 @@ class SchedulerConfig:
             raise ConfigError(f"policy must be 'fcfs' or 'priority', got {self.policy!r}")
         if self.priority_ageing_s <= 0:
             raise ConfigError(f"priority_ageing_s must be over 0, got {self.priority_ageing_s}")
+        if self.poison_after < 0:
+            raise ConfigError(f"poison_after must not be negative, got {self.poison_after}")
         if self.long_prefill_token_threshold < 0 or self.max_head_bypasses < 0:
             raise ConfigError(
                 "long_prefill_token_threshold and max_head_bypasses must not be negative, got "

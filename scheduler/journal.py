@@ -42,6 +42,8 @@ class GroupDrained(Struct, frozen=True, kw_only=True, tag_field="event", tag="gr
 class GroupLost(Struct, frozen=True, kw_only=True, tag_field="event", tag="group_lost"):
     now: float
     group: int
+    failure: str = ""
+    """What went wrong; empty: it left in order."""
 
 
 class Submitted(Struct, frozen=True, kw_only=True, tag_field="event", tag="submitted"):
@@ -90,7 +92,8 @@ class Planned(
     """Serials that took a slot, in order."""
     preempted: list[int] = []
     deferred: dict[int, str] = {}
-    """Serials that could have been next and were not, and why: blocks, prefix, group."""
+    """Serials that could have been next and were not, and why: blocks, prefix, group,
+    suspect (another one that may have made a group fail must be alone in this one)."""
 
 
 class Applied(Struct, frozen=True, kw_only=True, tag_field="event", tag="applied"):

@@ -56,7 +56,7 @@ def _feed(scheduler: Scheduler, record: Record) -> None:
         case GroupDrained():
             scheduler.drain_group(record.group, record.now, drains=record.drains)
         case GroupLost():
-            scheduler.lose_group(record.group, record.now)
+            scheduler.lose_group(record.group, record.now, record.failure)
         case Submitted():
             scheduler.submit(record.request, record.client, record.now)
         case Aborted(handles=None):

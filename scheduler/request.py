@@ -33,7 +33,12 @@ class Finish(IntEnum):
 class Request(
     Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="request"
 ):
-    """One prompt to continue with one output (`n` outputs are n requests of the front end)."""
+    """One prompt to continue with one output (`n` outputs are n requests of the front end).
+
+    A continuation is a request that was taken before, by an engine or a connection that is gone:
+    `output` or `age_s` says so. It goes on as if nothing had been, since a token depends on what
+    is before it, on the seed and on its position alone; and it is never refused for want of room.
+    """
 
     handle: int
     """Chosen by the client, unique among its live requests; answers carry it."""
@@ -47,9 +52,21 @@ class Request(
     cache_salt: str | None = None
     """Prefixes are reused only between requests of the same salt."""
     timeout_s: float | None = None
-    """Seconds from arrival after which the request ends wherever it is."""
+    """Seconds from its first arrival after which the request ends wherever it is."""
+    num_deaths: int = 0
+    """Failures of worker groups while it was computed, with no progress in between, as far as they
+    are known from elsewhere."""
     label: str = ""
     """The client's own name for it, for logs; need not be unique."""
+    output: Int32Array = NO_INT32
+    """Tokens that it was answered with already. They count as output in all that is asked
+    (`max_tokens`, penalties, grammar, …), and are not sent again."""
+    age_s: float = 0.0
+    """Seconds since it was first submitted: it keeps its place in the queue, and its deadline."""
+
+    @property
+    def is_continuation(self) -> bool:
+        return len(self.output) > 0 or self.age_s > 0
 
 
 class Abort(Struct, frozen=True, tag_field="type", tag="abort"):
@@ -73,7 +90,7 @@ class Rejection(
 
 
 class Started(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """Sent with the first token of a request."""
+    """Sent with the first token of a request; not with those of a continuation's `output`."""
 
     handle: int
     num_cached_tokens: int = 0

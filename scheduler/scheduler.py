@@ -7,6 +7,7 @@ for blocks puts them back to waiting with all their tokens.
 """
 
 import heapq
+import math
 from collections.abc import Iterable
 
 import numpy as np
@@ -24,11 +25,12 @@ from scheduler.placement import best_group
 from scheduler.plan import StepPlan, StepResult
 from scheduler.policy import sort_key
 from scheduler.queue_gate import QueueGate
-from scheduler.request import Ended, Finish, Rejection, Request
+from scheduler.request import Ended, Finish, Rejection, Request, TokenBatch
 from scheduler.sequences import Sequence
 from scheduler.settling import settle
 from scheduler.stats import Counters, GroupStats, SchedulerStats
-from scheduler.stopping import end_tokens
+from scheduler.stopping import end_tokens, finish_of_output
+from scheduler.suspects import Suspects
 from scheduler.waiting import WaitingQueue
 
 _MAX_LOOK_AHEAD = 64
@@ -53,6 +55,7 @@ class Scheduler:
         """Every live sequence by (client, handle)."""
         self._rules = AdmissionRules(config, model)
         self._gate = QueueGate(config)
+        self._suspects = Suspects(config.poison_after, config.most_unanswered)
         self._deadlines: list[tuple[float, int, Sequence]] = []
         self._next_serial = 0
         self._journal = journal
@@ -81,16 +84,26 @@ class Scheduler:
         self.groups[group_id].is_draining = drains
         return self._fit_waiting(now)
 
-    def lose_group(self, group_id: int, now: float) -> list[Outgoing]:
-        """The group's K/V are gone: its sequences wait again, with all confirmed tokens."""
-        self._record(events.GroupLost(now=now, group=group_id))
+    def lose_group(self, group_id: int, now: float, failure: str = "") -> list[Outgoing]:
+        """The group's K/V are gone: its sequences wait again, with all confirmed tokens.
+
+        Args:
+            failure: what went wrong; empty: the group left in order. A request that is found to
+                be the cause ends with an error.
+        """
+        self._record(events.GroupLost(now=now, group=group_id, failure=failure))
         group = self.groups.pop(group_id)
+        struck = self._suspects.group_failed(group, failure) if failure else []
         lost = [group.running.leave(s.slot) for s in group.running.in_order()]
         lost += [sequence for _, sequence in group.leaving.values()]
         for sequence in lost:
             sequence.slot, sequence.group_id = -1, None
             self.waiting.add(sequence)
-        return self._fit_waiting(now)
+        ended = []
+        if culprit := self._suspects.culprit(struck):
+            self.counters.poisoned += 1
+            ended = self._finish_early([culprit], Finish.ERROR, self._suspects.why(culprit), now)
+        return ended + self._fit_waiting(now)
 
     def _fit_waiting(self, now: float) -> list[Outgoing]:
         """No sequence may grow beyond the largest pool there is; some have reached it already."""
@@ -103,13 +116,19 @@ class Scheduler:
 
     # --- requests ---
 
-    def submit(self, request: Request, client: int, now: float) -> Rejection | None:
-        """Queue the request, or say why not; a refused one leaves nothing behind."""
+    def submit(self, request: Request, client: int, now: float) -> Rejection | TokenBatch | None:
+        """Queue the request, or return what its client must be told at once.
+
+        A `Rejection` says why not: nothing of the request is kept. A `TokenBatch` says that it is
+        a continuation that has all its tokens, so that it has ended.
+        """
         rejection = self._rules.check(
             request,
             is_live=(client, request.handle) in self.live,
             max_len=self.max_len,
-        ) or self._gate.check(request, self.waiting, self._open_groups, now)
+        )
+        if rejection is None and not request.is_continuation:
+            rejection = self._gate.check(request, self.waiting, self._open_groups, now)
         self._record(
             events.Submitted(
                 now=now,
@@ -123,24 +142,40 @@ class Scheduler:
             return rejection
         serial = self._next_serial
         self._next_serial += 1
-        sampling = request.sampling
+        sequence = self._new_sequence(serial, client, request, now)
+        self.live[client, request.handle] = sequence
+        self.waiting.add(sequence)
+        self._suspects.came(sequence)
+        self.counters.accepted += 1
+        self.counters.continued += request.is_continuation
+        if request.timeout_s is not None:
+            deadline = sequence.arrival + request.timeout_s
+            heapq.heappush(self._deadlines, (deadline, serial, sequence))
+        finish = finish_of_output(sequence)
+        if finish is Finish.NOT_YET:
+            return None
+        (ended,) = self._finish_early([sequence], finish, "", now)
+        return ended.batch
+
+    def _new_sequence(self, serial: int, client: int, request: Request, now: float) -> Sequence:
+        sampling, tokens, last_token_at = request.sampling, request.prompt, math.nan
+        if len(request.output):
+            tokens, last_token_at = np.concatenate([tokens, request.output]), now
         wanted = sampling.max_tokens if sampling.max_tokens is not None else self.max_len
-        sequence = Sequence(
+        arrival = now - request.age_s
+        return Sequence(
             serial=serial,
             client=client,
             request=request,
-            arrival=now,
-            sort_key=sort_key(self.config, arrival=now, priority=request.priority, serial=serial),
+            arrival=arrival,
+            sort_key=sort_key(
+                self.config, arrival=arrival, priority=request.priority, serial=serial
+            ),
             limit=min(len(request.prompt) + wanted, self.max_len),
             end_ids=end_tokens(request),
-            tokens=request.prompt,
+            tokens=tokens,
+            last_token_at=last_token_at,
         )
-        self.live[client, request.handle] = sequence
-        self.waiting.add(sequence)
-        self.counters.accepted += 1
-        if request.timeout_s is not None:
-            heapq.heappush(self._deadlines, (now + request.timeout_s, serial, sequence))
-        return None
 
     @property
     def max_len(self) -> int:
@@ -233,6 +268,7 @@ class Scheduler:
             else:
                 del group.leaving[sequence.serial]
         del self.live[sequence.client, sequence.request.handle]
+        self._suspects.left(sequence)
         self.counters.finish(finish.name.lower())
         self.meter.ended(sequence, finish, now)
 
@@ -331,6 +367,8 @@ class Scheduler:
             return "group"
         if sequence.limit > group.max_len:
             return "group"
+        if self._suspects.must_wait(group, sequence):
+            return "suspect"
         if group.computes_soon(sequence, cached):
             return "prefix"
         return None if self._rules.has_room(group, sequence, cached, growth) else "blocks"
@@ -356,6 +394,8 @@ class Scheduler:
             self.meter.started(sequence, now)
         for sequence, finish in settled.finished:
             self._end(sequence, finish, now)
+        if len(self._suspects):
+            self._suspects.went_on(group)
         for sequence in group.returned():
             self.waiting.add(sequence)
         if self._journal is not None:
@@ -412,17 +452,21 @@ class Scheduler:
             output_tokens=counters.output_tokens,
             preemptions=counters.preemptions,
             accepted=counters.accepted,
+            continued=counters.continued,
             finished=dict(counters.finished),
             refused=dict(counters.refused),
             stale_results=counters.stale_results,
             dropped_tokens=counters.dropped_tokens,
+            poisoned=counters.poisoned,
             groups=tuple(_group_stats(group) for group in self.groups.values()),
         )
 
     def _count_start(self, sequence: Sequence, num_cached_blocks: int, now: float) -> None:
         num_cached = num_cached_blocks * self.config.block_size
-        if sequence.started_at is None:
+        is_first = sequence.started_at is None
+        if is_first:
             sequence.started_at = now
+        if is_first and not len(sequence.request.output):
             sequence.num_cached_tokens = num_cached
             self.counters.cached_tokens += num_cached
             if self.config.enable_prefix_caching and sequence.reads_cache:

@@ -25,6 +25,8 @@ class Counters:
     output_tokens: int = 0
     preemptions: int = 0
     accepted: int = 0
+    continued: int = 0
+    """Of the accepted: those that were answered in part, or waited, before they came here."""
     finished: dict[str, int] = field(default_factory=dict)
     """By reason: stop, length, abort, timeout, error."""
     refused: dict[str, int] = field(default_factory=dict)
@@ -33,6 +35,8 @@ class Counters:
     """Results of an older epoch, dropped."""
     dropped_tokens: int = 0
     """Tokens sampled for sequences that had ended meanwhile."""
+    poisoned: int = 0
+    """Requests given up because worker groups failed whenever they were computed."""
 
     def finish(self, reason: str) -> None:
         self.finished[reason] = self.finished.get(reason, 0) + 1
@@ -76,8 +80,10 @@ class SchedulerStats(Struct, frozen=True, kw_only=True):
     output_tokens: int
     preemptions: int
     accepted: int
+    continued: int
     finished: dict[str, int]
     refused: dict[str, int]
     stale_results: int
     dropped_tokens: int
+    poisoned: int
     groups: tuple[GroupStats, ...]

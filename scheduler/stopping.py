@@ -26,6 +26,14 @@ def finish_of_token(sequence: Sequence, token: int, length: int) -> Finish:
     return Finish.LENGTH if length >= sequence.limit else Finish.NOT_YET
 
 
+def finish_of_output(sequence: Sequence) -> Finish:
+    """Why a sequence that arrives with output has ended already, if it has."""
+    length = len(sequence.tokens)
+    if length == sequence.num_prompt:
+        return Finish.NOT_YET
+    return finish_of_token(sequence, int(sequence.tokens[-1]), length)
+
+
 def finish_of_tokens(
     running: RunningColumns, slots: IndexArray, tokens: Int32Array, lengths: Int32Array
 ) -> Uint8Array:

@@ -2,6 +2,8 @@
 
 from collections import deque
 
+import msgspec
+
 from scheduler.arrays import int32
 from scheduler.checks import check_scheduler
 from scheduler.config import ModelLimits, SchedulerConfig
@@ -89,16 +91,24 @@ class Bench:
         self.in_flight[group] = deque()
         self.tables[group], self.writes[group] = {}, deque()
 
-    def lose_group(self, group: int) -> None:
-        self.take(self.scheduler.lose_group(group, self.now))
+    def lose_group(self, group: int, failure: str = "") -> None:
+        self.take(self.scheduler.lose_group(group, self.now, failure))
         del self.workers[group], self.in_flight[group]
         check_scheduler(self.scheduler)
 
     def submit(self, request: Request, client: int = CLIENT) -> Rejection | None:
-        rejection = self.scheduler.submit(request, client, self.now)
-        if rejection is None:
-            self.outputs[client, request.handle] = []
-        return rejection
+        answer = self.scheduler.submit(request, client, self.now)
+        if isinstance(answer, Rejection):
+            return answer
+        self.outputs[client, request.handle] = request.output.tolist()
+        if answer is not None:
+            self.take([Outgoing(client, answer)])
+        return None
+
+    def carry_on(self, request: Request, client: int = CLIENT) -> None:
+        """Submit a request that another scheduler, or this one, has begun, with its output."""
+        output = self.outputs[client, request.handle]
+        assert self.submit(msgspec.structs.replace(request, output=int32(output)), client) is None
 
     def plan(self, group: int = 0) -> StepPlan | None:
         plan = self.scheduler.plan(group, self.now)

@@ -2,10 +2,11 @@
 
 import random
 
+import msgspec
 import pytest
 
 from scheduler.replay import replay
-from scheduler.request import Finish
+from scheduler.request import Finish, Request
 from tests.scheduler.builders import Bench, make_request
 from tests.scheduler.scripted import expected_output
 
@@ -36,6 +37,8 @@ def drive(seed: int, num_stages: int = 1) -> Bench:
     prompts: dict[int, list[int]] = {}
     limits: dict[int, int] = {}
     min_tokens: dict[int, int] = {}
+    requests: dict[int, Request] = {}
+    arrivals: dict[int, float] = {}
     aborted: set[int] = set()
     next_epoch = 2
     lost: list[int] = []
@@ -67,12 +70,16 @@ def drive(seed: int, num_stages: int = 1) -> Bench:
         )
         max_len = scheduler.max_len
         if bench.submit(request, client=handle % 3) is None:
-            prompts[handle] = prompt
+            prompts[handle], requests[handle], arrivals[handle] = prompt, request, bench.now
             limits[handle] = min(len(prompt) + (max_tokens or max_len), max_len)
         if prompts and rng.random() < 0.15:
             victim = rng.choice(list(prompts))
             scheduler.abort(victim % 3, [victim, 999], bench.now)
             aborted.add(victim)
+        if prompts and rng.random() < 0.3:
+            moved = rng.choice(list(prompts))
+            if (moved % 3, moved) in scheduler.live:
+                _begin_anew(bench, requests[moved], bench.now - arrivals[moved])
         if len(bench.workers) > 1 and rng.random() < 0.05:
             group = rng.choice(list(bench.workers))
             bench.lose_group(group)
@@ -97,6 +104,13 @@ def drive(seed: int, num_stages: int = 1) -> Bench:
             assert got == want[: len(got)]
             assert finish == Finish.TIMEOUT or handle in aborted
     return bench
+
+
+def _begin_anew(bench: Bench, request: Request, age_s: float) -> None:
+    """Have a live request submitted again with the tokens that it has, under the same handle."""
+    client = request.handle % 3
+    bench.scheduler.abort(client, [request.handle], bench.now)
+    bench.carry_on(msgspec.structs.replace(request, age_s=age_s), client)
 
 
 def check_traffic(seed: int, num_stages: int = 1) -> None:
