@@ -73,6 +73,7 @@ def _counters(
     finishes = [finish.name.lower() for finish in Finish if finish is not Finish.NOT_YET]
     return {
         "requests_accepted": _one(totals.num_requests),
+        "requests_continued": _one(stats.continued if stats else 0),
         "requests_finished": _each((name, totals.finished.get(name, 0)) for name in finishes),
         "requests_refused": _each(by_reason.items()),
         "prompt_tokens": _one(totals.prompt_tokens),

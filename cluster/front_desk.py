@@ -36,7 +36,7 @@ from cluster.messages import (
 from cluster.step_feed import StepFeed
 from cluster.wire import FROM_CLIENT, PROTOCOL_VERSION, TO_CLIENT, handle_of
 from scheduler.outbox import Outgoing
-from scheduler.request import Abort, Finish, Rejection, Request
+from scheduler.request import Abort, Finish, Rejection, Request, TokenBatch
 from scheduler.scheduler import Scheduler
 
 
@@ -179,19 +179,20 @@ class FrontDesk:
         self._send(client, answer, now)
 
     def _submit(self, client: int, request: Request, now: float) -> None:
-        rejection = self._why_closed(request.handle)
-        if rejection is not None:
-            self._count_refused(rejection.reason)
+        answer: Rejection | TokenBatch | None = self._why_closed(request.handle)
+        if isinstance(answer, Rejection):
+            self._count_refused(answer.reason)
         else:
             assert self._scheduler is not None
-            rejection = self._scheduler.submit(request, client, now)
-        if rejection is None:
+            answer = self._scheduler.submit(request, client, now)
+        if not isinstance(answer, Rejection):
             self.prompt_tokens += len(request.prompt)
-            return
-        self._log.debug(
-            "request_refused", client=client, handle=request.handle, reason=rejection.reason
-        )
-        self._send(client, rejection, now)
+        else:
+            self._log.debug(
+                "request_refused", client=client, handle=request.handle, reason=answer.reason
+            )
+        if answer is not None:
+            self._send(client, answer, now)
 
     def _cancel(self, client: int, label: str, now: float) -> None:
         """End the requests of that label, of any client, and tell the one who asked."""

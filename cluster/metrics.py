@@ -105,6 +105,10 @@ ENGINE: Sequence[Family] = (
     ),
     _counter("requests_accepted", "Requests that entered the queue."),
     _counter(
+        "requests_continued",
+        "Of the accepted: requests that had been begun on an engine or connection that is gone.",
+    ),
+    _counter(
         "requests_finished",
         "Requests that ended, by why.",
         "reason",

@@ -13,7 +13,7 @@ from cluster.errors import WireError
 from cluster.messages import FromClient, FromEngine, ToClient, ToEngine
 from scheduler.arrays import decode_column, encode_column
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Rises when a message changes meaning. Both ends must have the same."""
 
 MIB = 1 << 20
