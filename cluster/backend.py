@@ -5,7 +5,7 @@ Neither is in the path of a step. A backend is driven by one thread, which lives
 the backend; only `report` is called from others.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
@@ -160,6 +160,15 @@ class Backend(Protocol):
         """Bring up, or connect to, what the ranks run on.
 
         Returns the address at which its other nodes reach this host; empty if all ranks are here.
+        """
+        ...
+
+    def avoid(self, nodes: Collection[str]) -> None:
+        """Place no ranks on these nodes from now on, and again on those that were avoided before
+        and are not named.
+
+        Args:
+            nodes: by host name, or by the address at which other nodes reach them.
         """
         ...
 

@@ -3,7 +3,7 @@
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -73,6 +73,10 @@ class BackendThread:
             self._tell(BackendOpened(time.monotonic() - began, host))
 
         self._submit(job)
+
+    def avoid(self, nodes: Collection[str]) -> None:
+        """Place no ranks on these nodes from now on."""
+        self._submit(lambda: self._backend.avoid(nodes))
 
     def start(
         self,

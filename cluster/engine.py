@@ -19,6 +19,7 @@ from cluster.back_desk import (
     WorkerGreeted,
     WorkerLeft,
 )
+from cluster.changes import ChangeLimits, GroupChanges
 from cluster.chaos_desk import ChaosDesk
 from cluster.doctor.alike import why_not_alike
 from cluster.engine_launch import EngineLaunch
@@ -43,6 +44,9 @@ from cluster.lanes import Lane
 from cluster.links import EngineLinks
 from cluster.logs import EventLog
 from cluster.messages import (
+    AvoidNodes,
+    Change,
+    Changed,
     EngineMetrics,
     FaultInjected,
     GenerationDefaults,
@@ -55,8 +59,6 @@ from cluster.messages import (
     PoolSize,
     RankPhase,
     RetireGroup,
-    Scaled,
-    ScaleGroups,
     ServerInfo,
     Shutdown,
     StartGroup,
@@ -66,7 +68,7 @@ from cluster.messages import (
     WorkerGreeting,
     WorkerHello,
 )
-from cluster.scaling import ScaleLimits, Scaling, why_no_room
+from cluster.scaling import ScaleLimits, why_no_room
 from cluster.status import build_status
 from cluster.step_feed import StepFeed
 from cluster.wire import FROM_ENGINE, PROTOCOL_VERSION
@@ -128,7 +130,7 @@ class Engine:
             tokenizer,
             self.status,
             self.metrics,
-            self.scale,
+            self.change,
             self._inject,
             log,
             self._steps,
@@ -138,16 +140,18 @@ class Engine:
         self._groups = {
             group: self._new_group(group, self._began) for group in range(launch.num_groups)
         }
-        self._scaling = Scaling(
-            ScaleLimits(
-                num_groups=launch.num_groups,
-                min_groups=launch.min_groups,
-                max_groups=launch.max_groups,
-                drain_s=launch.drain_s,
-            ),
+        scale = ScaleLimits(
+            num_groups=launch.num_groups,
+            min_groups=launch.min_groups,
+            max_groups=launch.max_groups,
+            drain_s=launch.drain_s,
+        )
+        self._changes = GroupChanges(
+            ChangeLimits(scale=scale, is_one_host=launch.is_one_host),
             self._groups,
             self._new_group,
             self._why_no_room,
+            log,
         )
         self._lanes: dict[int, Lane] = {}
         self._news: list[Outgoing] = []
@@ -206,7 +210,7 @@ class Engine:
         """Until the next thing that time alone brings about; None: only a message wakes us."""
         deadlines = [group.next_deadline for group in self._groups.values()]
         deadlines += [self._step_deadline(lane) for lane in self._lanes.values()]
-        deadlines += [self._front.next_deadline, self._stop_at, self._scaling.next_deadline]
+        deadlines += [self._front.next_deadline, self._stop_at, self._changes.next_deadline]
         deadlines += [self._chaos.next_deadline]
         if self._scheduler is not None:
             deadlines.append(self._scheduler.next_deadline())
@@ -243,7 +247,7 @@ class Engine:
         if self._scheduler is not None:
             self._news += self._scheduler.expire(now)
             if self._stop_at is None:
-                self._follow(self._scaling.keep_time(self._scheduler, now), now)
+                self._follow(self._changes.keep_time(self._scheduler, now), now)
         self._front.keep_time(now)
         self._chaos.keep_time(now)
 
@@ -433,19 +437,15 @@ class Engine:
         )
         self._front.open(scheduler, self._server_info(limits), now)
 
-    def scale(self, asked: ScaleGroups, now: float) -> Scaled:
-        """Have so many groups from now on, or say why not."""
-        refusal = self._scaling.why_not(asked.num_groups)
-        if self._scheduler is None or self._stop_at is not None:
-            refusal = "the cluster is starting or stopping; ask again when it serves"
-        if not refusal:
-            self._log.info("scaling", num_groups=asked.num_groups, before=self._scaling.num_wanted)
-            self._follow(self._scaling.change(asked.num_groups, now), now)
-        return Scaled(
-            num_groups=self._scaling.num_wanted,
-            is_automatic=self._scaling.is_automatic,
-            refusal=refusal,
-        )
+    def change(self, wish: Change, now: float) -> Changed:
+        """Change what a client wants changed of the groups, or say why not."""
+        before = self._changes.drained_nodes
+        is_serving = self._scheduler is not None and self._stop_at is None
+        answer, instructions = self._changes.ask(wish, is_serving, now)
+        if self._changes.drained_nodes != before:  # before a group starts elsewhere
+            self._back.tell_supervisor(AvoidNodes(self._changes.drained_nodes))
+        self._follow(instructions, now)
+        return answer
 
     def _inject(self, asked: InjectFault, now: float) -> FaultInjected:
         return self._chaos.inject(asked, self._groups.values(), self._scheduler, now)
@@ -554,6 +554,7 @@ class Engine:
             is_stopping=self._stop_at is not None,
             uptime_s=now - self._began,
             groups=self._groups.values(),
+            drained_nodes=self._changes.drained_nodes,
             lanes=self._lanes,
             stats=None if self._scheduler is None else self._scheduler.stats(),
             desk=self._front,

@@ -28,6 +28,8 @@ class EngineLaunch(Struct, frozen=True, kw_only=True):
     """For what runs in a group that leaves."""
     num_ranks: int
     """Of each group."""
+    is_one_host: bool = False
+    """Whether all ranks have to be on the engine's host."""
     scheduler: SchedulerConfig
     start_timeout_s: float = 300.0
     step_timeout_s: float = 60.0

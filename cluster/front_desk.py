@@ -15,7 +15,10 @@ from cluster.logs import EventLog
 from cluster.messages import (
     CancelByLabel,
     Cancelled,
+    Change,
+    Changed,
     ClientHello,
+    DrainNode,
     EngineMetrics,
     EngineStarting,
     EngineStopping,
@@ -24,7 +27,6 @@ from cluster.messages import (
     InjectFault,
     MetricsRequest,
     Refusal,
-    Scaled,
     ScaleGroups,
     ServerInfo,
     Status,
@@ -57,14 +59,14 @@ class FrontDesk:
         tokenizer: TokenizerFiles | None,
         status: Callable[[float], Status],
         metrics: Callable[[float], EngineMetrics],
-        scale: Callable[[ScaleGroups, float], Scaled],
+        change: Callable[[Change, float], Changed],
         inject: Callable[[InjectFault, float], FaultInjected],
         log: EventLog,
         steps: StepFeed,
     ) -> None:
         self._link = link
         self._tokenizer_frame = None if tokenizer is None else TO_CLIENT.encode(tokenizer)
-        self._status, self._metrics, self._scale = status, metrics, scale
+        self._status, self._metrics, self._change = status, metrics, change
         self._inject = inject
         self._log = log
         self._steps = steps
@@ -145,8 +147,8 @@ class FrontDesk:
                     self._scheduler.abort(client, message.handle.tolist(), now)
             case CancelByLabel(label=label):
                 self._cancel(client, label, now)
-            case ScaleGroups():
-                self._send(client, self._scale(message, now), now)
+            case ScaleGroups() | DrainNode():
+                self._send(client, self._change(message, now), now)
             case InjectFault():
                 self._send(client, self._inject(message, now), now)
             case MetricsRequest():

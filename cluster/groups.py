@@ -15,11 +15,12 @@ most once and is lost at most once, and never serves after it was lost; it start
 when no process of the epoch before is left, so that two epochs never compute side by side.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from cluster.messages import NodeFacts, RankPhase, RankStatus, WorkerGreeting, WorkerHello
+from cluster.node_address import names_of
 from cluster.start_watch import phase_text, progress_of
 
 EXPLANATION_S = 0.25
@@ -201,6 +202,12 @@ class WorkerGroup:
     @property
     def _may_restart(self) -> bool:
         return self._was_ever_ready and self._num_restarts < self._policy.max_restarts
+
+    def is_on(self, nodes: Collection[str]) -> bool:
+        """Whether a rank is on one of these nodes, by any name that the node goes by."""
+        names = [names_of(facts.node) for _, facts in self._greeted.values()]
+        names += [(rank.hello.host,) for rank in self.ranks.values()]
+        return any(name in nodes for each in names for name in each)
 
     def computes_on(self, host: str) -> bool:
         """Whether its ranks compute on CPUs of this host."""
@@ -395,8 +402,8 @@ class WorkerGroup:
         return []
 
     def retire(self) -> list[Instruction]:
-        """Nothing runs there any more, or it has had its time."""
-        assert self.state in ("starting", "sizing", "draining"), self.state
+        """Go at once; what still runs there goes on elsewhere."""
+        assert self.state in ("starting", "sizing", "ready", "draining"), self.state
         self.message = ""
         self._forget_ranks("retiring")
         return [Retire(self.group, self.epoch)]

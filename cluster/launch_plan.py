@@ -48,6 +48,7 @@ class LaunchPlan:
             max_groups=self._max_groups,
             drain_s=config.drain_s,
             num_ranks=config.ranks_per_group,
+            is_one_host=not (config.backend == "ray" and config.ray_address),
             scheduler=config.scheduler_config(),
             start_timeout_s=config.start_timeout_s,
             step_timeout_s=config.step_timeout_s,

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from msgspec.structs import replace
 
@@ -51,6 +51,9 @@ class LocalBackend:
     def open(self, timeout_s: float) -> str:
         """Nothing to bring up: the host is there."""
         return ""
+
+    def avoid(self, nodes: Collection[str]) -> None:
+        """There is only this host; an engine that knows that drains no nodes."""
 
     def place(
         self, group: int, epoch: int, num_stages: int, ranks_per_stage: int, timeout_s: float

@@ -200,6 +200,38 @@ class FaultInjected(
     """Why nothing was done; empty: it was."""
 
 
+class DrainNode(Struct, frozen=True, tag_field="type", tag="drain_node"):
+    """Take every worker group off this node at once, and start none there. Answered by
+    `NodeDrained`; sent again, it says how far that is."""
+
+    node: str
+    """Its host name as `RankStatus.host` has it, or the address by which Ray knows it"""
+    undo: bool = False
+    """Groups may start there again."""
+
+
+class NodeDrained(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="node_drained"
+):
+    """Answer to `DrainNode`."""
+
+    nodes: tuple[str, ...] = ()
+    """That take no groups now"""
+    num_leaving: int = 0
+    """Groups that have processes on the node still"""
+    waits_for: str = ""
+    """What has to be before the groups can leave; empty: nothing."""
+    refusal: str = ""
+    """Why nothing was changed; empty: it was."""
+
+
+Change: TypeAlias = ScaleGroups | DrainNode
+"""What clients may want changed of the worker groups."""
+
+Changed: TypeAlias = Scaled | NodeDrained
+"""What they are answered."""
+
+
 class RankStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One worker process."""
 
@@ -283,6 +315,8 @@ class Status(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="t
     num_running: int = 0
     num_waiting: int = 0
     groups: tuple[GroupStatus, ...] = ()
+    drained_nodes: tuple[str, ...] = ()
+    """On which no groups start"""
     totals: Totals = Totals()
 
 
@@ -508,6 +542,13 @@ class SupervisorHello(Struct, frozen=True, kw_only=True, tag_field="type", tag="
     key: str
 
 
+class AvoidNodes(Struct, frozen=True, tag_field="type", tag="avoid_nodes"):
+    """Engine to supervisor: place no ranks on these nodes from now on."""
+
+    nodes: tuple[str, ...]
+    """By host name or address"""
+
+
 class StartGroup(Struct, frozen=True, tag_field="type", tag="start_group"):
     """Engine to supervisor: start the ranks of this group under this epoch."""
 
@@ -583,6 +624,7 @@ FromClient: TypeAlias = (
     | StatusRequest
     | CancelByLabel
     | ScaleGroups
+    | DrainNode
     | MetricsRequest
     | WatchSteps
     | InjectFault
@@ -598,6 +640,7 @@ ToClient: TypeAlias = (
     | Status
     | Cancelled
     | Scaled
+    | NodeDrained
     | EngineMetrics
     | StepNews
     | FaultInjected
@@ -621,6 +664,7 @@ FromEngine: TypeAlias = (
     | Fault
     | Stop
     | Refusal
+    | AvoidNodes
     | StartGroup
     | RankPhase
     | GroupReady

@@ -57,6 +57,12 @@ def choose_address(
     return known if known in held else held[0]
 
 
+def names_of(node: str) -> tuple[str, ...]:
+    """All names of a node that says what it is by address and host name, like `10.0.0.2 (gpu-7)`;
+    or by one of them."""
+    return tuple(word.strip("()") for word in node.split())
+
+
 def interface_of(address: str, addresses_by_interface: Mapping[str, Sequence[str]]) -> str | None:
     """The interface that has the address, if one has."""
     return next((name for name, held in addresses_by_interface.items() if address in held), None)

@@ -8,7 +8,7 @@ files in a folder that `close` removes. Every wait on Ray has a limit and says w
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from cluster.backend import Place, Report, WorkerLaunch
@@ -56,6 +56,7 @@ class RayBackend:
         self._spare: dict[int, Room] = {}
         """Room taken at the first `place` for the groups that are placed next."""
         self._has_reserved = False
+        self._avoided: frozenset[str] = frozenset()
 
     def open(self, timeout_s: float) -> str:
         """Connect to the Ray at `address`, or start one here."""
@@ -70,6 +71,9 @@ class RayBackend:
         from cluster.ray_room import list_nodes
 
         return list_nodes()
+
+    def avoid(self, nodes: Collection[str]) -> None:
+        self._avoided = frozenset(nodes)
 
     def place(
         self, group: int, epoch: int, num_stages: int, ranks_per_stage: int, timeout_s: float
@@ -106,7 +110,7 @@ class RayBackend:
     def _room(self, num_stages: int, ranks_per_stage: int) -> "Room":
         from cluster.ray_room import Room
 
-        return Room(num_stages, ranks_per_stage, uses_gpus=self._uses_gpus)
+        return Room(num_stages, ranks_per_stage, uses_gpus=self._uses_gpus, avoided=self._avoided)
 
     def _wait_for(self, rooms: Sequence["Room"], deadline: float) -> None:
         from cluster.ray_room import wait_for_rooms

@@ -7,7 +7,7 @@ onto as few nodes as it can.
 
 import contextlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import ray
@@ -22,18 +22,24 @@ LOOK_S = 2.0
 """After this long without room, and again and again, see what there is."""
 
 
+NODE_ID = "ray.io/node-id"
+"""A label that Ray gives each node."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRoom:
     """One node as Ray knows it."""
 
     node: str
     host: str
+    name: str
+    """Of the host"""
     total: Mapping[str, float]
     free: Mapping[str, float]
 
 
-def list_nodes() -> list[NodeRoom]:
-    """The living nodes, with what each has of every resource."""
+def list_nodes(avoided: Collection[str] = ()) -> list[NodeRoom]:
+    """The living nodes but the avoided ones, with what each has of every resource."""
     from ray._private.state import available_resources_per_node
 
     free = available_resources_per_node()  # type: ignore[no-untyped-call]
@@ -41,26 +47,49 @@ def list_nodes() -> list[NodeRoom]:
         NodeRoom(
             node=node["NodeID"],
             host=node["NodeManagerAddress"],
+            name=node["NodeManagerHostname"],
             total=node["Resources"],
             free=free.get(node["NodeID"], {}),
         )
         for node in ray.nodes()  # type: ignore[no-untyped-call]
         if node["Alive"]
+        and not {node["NodeManagerAddress"], node["NodeManagerHostname"]} & set(avoided)
     ]
 
 
 class Room:
     """Bundles for the ranks of one group, asked for at once and perhaps not there yet."""
 
-    def __init__(self, num_stages: int, ranks_per_stage: int, *, uses_gpus: bool) -> None:
+    def __init__(
+        self,
+        num_stages: int,
+        ranks_per_stage: int,
+        *,
+        uses_gpus: bool,
+        avoided: Collection[str] = (),
+    ) -> None:
+        """
+        Args:
+            avoided: nodes that must not be used, by address or host name.
+        """
+        self.avoided = avoided
         self.per_rank = {"CPU": 1.0, "GPU": 1.0} if uses_gpus else {"CPU": 1.0}
         self.num_ranks = num_stages * ranks_per_stage
-        fits = any(_has(node.total, self.per_rank, ranks_per_stage) for node in list_nodes())
+        fits = any(_has(node.total, self.per_rank, ranks_per_stage) for node in list_nodes(avoided))
         self._ranks_per_bundle = ranks_per_stage if fits else 1
         bundle = {kind: amount * self._ranks_per_bundle for kind, amount in self.per_rank.items()}
+        num_bundles = self.num_ranks // self._ranks_per_bundle
         self.group = placement_group(
-            [bundle] * (self.num_ranks // self._ranks_per_bundle), strategy="PACK"
+            [bundle] * num_bundles,
+            strategy="PACK",
+            bundle_label_selector=[self._elsewhere()] * num_bundles if avoided else None,
         )
+
+    def _elsewhere(self) -> dict[str, str]:
+        """What Ray says of the nodes that are not avoided."""
+        usable = {node.node for node in list_nodes(self.avoided)}
+        rest = [node.node for node in list_nodes() if node.node not in usable]
+        return {NODE_ID: f"!in({','.join(rest)})"} if rest else {}
 
     def bundle_of(self, rank: int) -> int:
         return rank // self._ranks_per_bundle
@@ -97,10 +126,10 @@ def wait_for_rooms(
         now = time.monotonic()
         is_hopeless = now >= began + patience_s and not _could_ever_fit(rooms)
         if is_hopeless or now >= deadline:
-            raise BackendError(no_room(rooms, list_nodes()))
+            raise BackendError(no_room(rooms, list_nodes(rooms[0].avoided)))
         if now >= next_line:
             next_line = now + SAY_EVERY_S
-            log.info("waiting_for_room", until=no_room(rooms, list_nodes()))
+            log.info("waiting_for_room", until=no_room(rooms, list_nodes(rooms[0].avoided)))
 
 
 def no_room(rooms: Sequence[Room], nodes: Sequence[NodeRoom]) -> str:
@@ -124,12 +153,14 @@ def no_room(rooms: Sequence[Room], nodes: Sequence[NodeRoom]) -> str:
             for kind in per_rank
         )
         lines.append(f"  {node.host} {node.node[:8]}: {has}")
+    if avoided := rooms[0].avoided:
+        lines.append(f"  Drained, and not counted: {', '.join(sorted(avoided))}")
     return "\n".join(lines)
 
 
 def _could_ever_fit(rooms: Sequence[Room]) -> bool:
     """Whether the nodes have enough in all, be it in use now."""
-    nodes = list_nodes()
+    nodes = list_nodes(rooms[0].avoided)
     num_ranks = sum(room.num_ranks for room in rooms)
     return all(
         _sum(nodes, kind, "total") >= amount * num_ranks

@@ -5,7 +5,7 @@ leaves keeps its number: the next one that is needed takes it under a new epoch,
 cores or the GPU that go with the number.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from cluster.autoscale import AutoscalePolicy, Autoscaler, Load
@@ -50,15 +50,18 @@ class Scaling:
         groups: dict[int, WorkerGroup],
         new_group: Callable[[int, float], WorkerGroup],
         why_no_room: Callable[[int], str],
+        drained_nodes: Collection[str] = (),
     ) -> None:
         """
         Args:
             groups: the engine's, of which this adds to.
             new_group: makes one of a number, at a time.
             why_no_room: for so many more groups; empty if there is.
+            drained_nodes: on which no group may stay.
         """
         self._limits, self._groups, self._new_group = limits, groups, new_group
         self._why_no_room = why_no_room
+        self._drained_nodes = drained_nodes
         self.num_wanted = limits.num_groups
         self._autoscaler = None if limits.policy is None else Autoscaler(limits.policy)
         self.is_automatic = self._autoscaler is not None
@@ -110,6 +113,11 @@ class Scaling:
                 found += self._aim(wanted, now)
         return found
 
+    def fill(self, num_staying: int, now: float) -> list[Instruction]:
+        """Start what is missing to the number that is wanted, if only so many stay."""
+        missing = range(self.num_wanted - num_staying)
+        return [instruction for _ in missing for instruction in self._one_more(now)]
+
     def _aim(self, num_groups: int, now: float) -> list[Instruction]:
         self.num_wanted = num_groups
         wanted = [group for group in self._groups.values() if group.is_wanted]
@@ -124,7 +132,7 @@ class Scaling:
         """One that is about to leave stays; else one that has left comes back; else a new one."""
         groups = sorted(self._groups.values(), key=lambda group: group.group)
         for group in groups:
-            if group.state == "draining":
+            if group.state == "draining" and not group.is_on(self._drained_nodes):
                 return group.stay()
         for group in groups:
             if group.state in ("retired", "stopped"):

@@ -16,6 +16,7 @@ def build_status(
     is_stopping: bool,
     uptime_s: float,
     groups: Collection[WorkerGroup],
+    drained_nodes: tuple[str, ...],
     lanes: Mapping[int, Lane],
     stats: SchedulerStats | None,
     desk: FrontDesk,
@@ -37,6 +38,7 @@ def build_status(
             _group_status(group, lanes.get(group.group), by_group.get(group.group), now)
             for group in groups
         ),
+        drained_nodes=drained_nodes,
         totals=_totals(stats, desk, num_dropped, num_turned_away),
     )
 

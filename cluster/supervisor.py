@@ -40,6 +40,7 @@ from cluster.launch_plan import LaunchPlan
 from cluster.links import DealerLink, LinkLimits
 from cluster.logs import EventLog
 from cluster.messages import (
+    AvoidNodes,
     FromEngine,
     GroupLost,
     GroupReady,
@@ -415,6 +416,8 @@ class Supervisor:
                 self._group_lost(message)
             case RankPhase():
                 self._watch.moved(message, time.monotonic())
+            case AvoidNodes(nodes=nodes):
+                self._hands.avoid(nodes)
             case RetireGroup(group=group, epoch=epoch):
                 self._groups.discard(group)
                 self._hands.stop(group, epoch, self._config.stop_timeout_s)

@@ -55,6 +55,7 @@ def make_parser() -> argparse.ArgumentParser:
         ("status", _status, _for_status, "How a running cluster is."),
         ("scale", _scale, _for_scale, "Change a running cluster's number of groups."),
         ("chaos", _chaos, _for_chaos, "Break a test cluster on purpose, and see it come back."),
+        ("drain", _drain, _for_drain, "Take a node of a running cluster out of service."),
         ("plan", _plan, _for_plan, "What of a model fits where; starts nothing."),
         ("doctor", _doctor, _for_doctor, "Examine this host, or the nodes of a Ray cluster."),
         ("fetch", _fetch, _for_fetch, "Bring a model onto this machine."),
@@ -145,17 +146,22 @@ def _for_doctor(parser: argparse.ArgumentParser) -> None:
 def _for_scale(parser: argparse.ArgumentParser) -> None:
     from stoker.scale_command import add_scale_arguments
 
-    _add_address(parser, "of its front socket; default: the cluster running for this user")
-    parser.add_argument("--key-file", metavar="FILE", help="its key file, if it is encrypted")
+    _add_cluster(parser)
     add_scale_arguments(parser)
 
 
 def _for_chaos(parser: argparse.ArgumentParser) -> None:
     from stoker.chaos.command import add_chaos_arguments
 
-    _add_address(parser, "of its front socket; default: the cluster running for this user")
-    parser.add_argument("--key-file", metavar="FILE", help="its key file, if it is encrypted")
+    _add_cluster(parser)
     add_chaos_arguments(parser)
+
+
+def _for_drain(parser: argparse.ArgumentParser) -> None:
+    from stoker.drain_command import add_drain_arguments
+
+    _add_cluster(parser)
+    add_drain_arguments(parser)
 
 
 def _for_plan(parser: argparse.ArgumentParser) -> None:
@@ -228,6 +234,11 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
 
 def _add_address(parser: argparse.ArgumentParser, text: str) -> None:
     parser.add_argument("--address", metavar="ADDRESS", help=f"{text} (tcp://… or ipc://…)")
+
+
+def _add_cluster(parser: argparse.ArgumentParser) -> None:
+    _add_address(parser, "of its front socket; default: the cluster running for this user")
+    parser.add_argument("--key-file", metavar="FILE", help="its key file, if it is encrypted")
 
 
 def _add_ray_address(parser: argparse.ArgumentParser) -> None:
@@ -345,6 +356,12 @@ def _chaos(arguments: argparse.Namespace) -> int:
     from stoker.chaos.command import chaos
 
     return chaos(arguments)
+
+
+def _drain(arguments: argparse.Namespace) -> int:
+    from stoker.drain_command import drain
+
+    return drain(arguments)
 
 
 def _plan(arguments: argparse.Namespace) -> int:

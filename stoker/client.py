@@ -15,7 +15,7 @@ from cluster.frontend.engine_client import ClientConfig, EngineClient, seeds_fro
 from cluster.frontend.errors import QueueFull
 from cluster.frontend.requests import LiveRequest
 from cluster.frontend.tokenizer import Tokenizer
-from cluster.messages import Scaled, ServerInfo, Status
+from cluster.messages import NodeDrained, Scaled, ServerInfo, Status
 from scheduler.sampling import SamplingParams
 from stoker.batch import BatchQueue
 from stoker.outputs import Piece, RequestOutput
@@ -153,6 +153,13 @@ class Client:
         """Have so many worker groups from now on; None: as many as load needs, between the
         cluster's `min_groups` and `max_groups`. Groups come and go meanwhile; no stream ends."""
         return self._engine.scale(num_groups, timeout_s)
+
+    def drain(
+        self, node: str, *, undo: bool = False, timeout_s: float | None = None
+    ) -> NodeDrained:
+        """Take every worker group off a node at once, and start none there until it is undone.
+        No stream ends; asked again, the answer says how far it is."""
+        return self._engine.drain(node, undo=undo, timeout_s=timeout_s)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What holds for requests without sampling parameters: the model's own defaults."""

@@ -7,8 +7,7 @@ import msgspec
 
 from cluster.messages import Scaled
 from stoker.cli import EXIT_FAILED, EXIT_OK
-from stoker.client import Client
-from stoker.running import running_clusters
+from stoker.one_cluster import client_for
 
 
 def add_scale_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,18 +25,7 @@ def add_scale_arguments(parser: argparse.ArgumentParser) -> None:
 
 def scale(arguments: argparse.Namespace) -> int:
     """Ask the cluster at `--address`, or the only one of this user."""
-    address = arguments.address
-    if not address:
-        running = [cluster.address for cluster in running_clusters()]
-        if len(running) != 1:
-            found = ", ".join(sorted(running)) or "none"
-            print(
-                f"stoker: name the cluster with --address; running for this user: {found}",
-                file=sys.stderr,
-            )
-            return EXIT_FAILED
-        (address,) = running
-    with Client(address, label="scale", key_file=arguments.key_file) as client:
+    with client_for(arguments, "scale") as client:
         answer = client.scale(None if arguments.auto else arguments.groups, arguments.timeout)
     if arguments.json:
         print(msgspec.json.encode(answer).decode())

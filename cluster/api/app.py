@@ -16,6 +16,7 @@ from starlette.responses import Response
 from cluster.api import (
     cancel,
     docs_page,
+    drain_route,
     health,
     live_route,
     metrics_route,
@@ -41,6 +42,7 @@ ROUTERS: Sequence[APIRouter] = (
     tokens_route.router,
     cancel.router,
     scale_route.router,
+    drain_route.router,
     status_route.router,
     health.router,
     live_route.router,

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random, SystemRandom
+from typing import TypeVar
 
 from cluster.errors import AddressError, KeyFileError, LinkLost, WireError
 from cluster.frontend.draft import (
@@ -41,8 +42,11 @@ from cluster.keys import read_key_file
 from cluster.links import DealerLink, LinkLimits, check_address
 from cluster.logs import EventLog
 from cluster.messages import (
+    Change,
+    DrainNode,
     FromClient,
     GenerationDefaults,
+    NodeDrained,
     Scaled,
     ScaleGroups,
     ServerInfo,
@@ -54,6 +58,8 @@ from cluster.wire import FROM_CLIENT, PROTOCOL_VERSION, TO_CLIENT
 from scheduler.errors import InvalidRequest
 from scheduler.request import TokenBatch
 from scheduler.sampling import MAX_N, MAX_SEED, SamplingParams
+
+Reply = TypeVar("Reply", Status, Scaled, NodeDrained)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,9 +179,7 @@ class EngineClient:
             EngineUnreachable: no answer within `timeout_s`.
             EngineLost: the connection broke meanwhile.
         """
-        answer = self._ask(StatusRequest(), Ticket(Status), timeout_s)
-        assert isinstance(answer, Status)
-        return answer
+        return self._ask(StatusRequest(), Status, timeout_s)
 
     def scale(self, num_groups: int | None, timeout_s: float | None = None) -> Scaled:
         """Ask for another number of groups; None: for as many as load needs.
@@ -183,13 +187,22 @@ class EngineClient:
         Raises:
             EngineUnreachable, EngineLost: as for `status`.
         """
-        answer = self._ask(ScaleGroups(num_groups), Ticket(Scaled), timeout_s)
-        assert isinstance(answer, Scaled)
-        return answer
+        return self._ask(ScaleGroups(num_groups), Scaled, timeout_s)
+
+    def drain(
+        self, node: str, *, undo: bool = False, timeout_s: float | None = None
+    ) -> NodeDrained:
+        """Ask that no worker group be on a node, or, to `undo` it, that groups may start there.
+
+        Raises:
+            EngineUnreachable, EngineLost: as for `status`.
+        """
+        return self._ask(DrainNode(node, undo), NodeDrained, timeout_s)
 
     def _ask(
-        self, question: StatusRequest | ScaleGroups, ticket: Ticket, timeout_s: float | None
-    ) -> Status | Scaled:
+        self, question: StatusRequest | Change, kind: type[Reply], timeout_s: float | None
+    ) -> Reply:
+        ticket = Ticket(kind)
         limit_s = self.config.reply_timeout_s if timeout_s is None else timeout_s
         with self.lock:
             self._send(self._session.ask(question, ticket))
@@ -200,6 +213,7 @@ class EngineClient:
         if ticket.answer is None:
             assert ticket.failure is not None
             raise ticket.failure
+        assert isinstance(ticket.answer, kind)
         return ticket.answer
 
     # Requests

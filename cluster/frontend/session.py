@@ -13,13 +13,15 @@ from cluster.frontend.errors import EngineLost, ProtocolMismatch, error_of
 from cluster.frontend.requests import LiveOutput, LiveRequest, TokenLogprobs
 from cluster.frontend.tokenizer_files import TokenizerFiles
 from cluster.messages import (
+    Change,
+    Changed,
     ClientHello,
     EngineStarting,
     EngineStopping,
     FromClient,
+    NodeDrained,
     Refusal,
     Scaled,
-    ScaleGroups,
     ServerInfo,
     Status,
     StatusRequest,
@@ -40,9 +42,9 @@ class BadMessage(ValueError):
 class Ticket:
     """One caller's wait for the answer to a question."""
 
-    kind: type[Status] | type[Scaled]
+    kind: type[Status | Changed]
     """Of the answer: the first one of its kind that is not another caller's."""
-    answer: Status | Scaled | None = None
+    answer: Status | Changed | None = None
     failure: Exception | None = None
 
     @property
@@ -108,7 +110,7 @@ class FrontSession:
         self._is_tokenizer_asked = True
         return [TokenizerRequest()]
 
-    def ask(self, question: StatusRequest | ScaleGroups, ticket: Ticket) -> list[FromClient]:
+    def ask(self, question: StatusRequest | Change, ticket: Ticket) -> list[FromClient]:
         self._tickets.append(ticket)
         return [question]
 
@@ -146,13 +148,13 @@ class FrontSession:
                 self.news = message.message
             case TokenizerFiles():
                 self.tokenizer_files = message
-            case Status() | Scaled():
+            case Status() | Scaled() | NodeDrained():
                 self._answer(message)
             case Refusal():
                 raise _error_of_refusal(message)
         return []
 
-    def _answer(self, answer: Status | Scaled) -> None:
+    def _answer(self, answer: Status | Changed) -> None:
         for place, ticket in enumerate(self._tickets):
             if isinstance(answer, ticket.kind):
                 ticket.answer = answer

@@ -177,6 +177,7 @@ class Rig:
         max_restarts: int = 0,
         max_groups: int | None = None,
         drain_s: float = 0.0,
+        is_one_host: bool = False,
         client_queue: int = 1000,
         max_waiting_requests: int = 100,
         max_plans_in_flight: int = 2,
@@ -206,6 +207,7 @@ class Rig:
             max_restarts=max_restarts,
             max_groups=max_groups,
             drain_s=drain_s,
+            is_one_host=is_one_host,
             client_queue=client_queue,
             allow_chaos=allow_chaos,
         )
@@ -295,6 +297,7 @@ class Rig:
         epoch: int = 1,
         rank: int = 0,
         key: str = KEY,
+        node: str = "",
     ) -> Script:
         script = script if script is not None else Script()
         launch = make_launch(
@@ -309,16 +312,19 @@ class Rig:
             allow_chaos=self.launch.allow_chaos,
         )
         thread = threading.Thread(
-            target=self._run_worker, args=(launch, script), name=f"worker {launch.name}"
+            target=self._run_worker, args=(launch, script, node), name=f"worker {launch.name}"
         )
         self._threads.append(thread)
         self._scripts.append(script)
         thread.start()
         return script
 
-    def _run_worker(self, launch: WorkerLaunch, script: Script) -> None:
+    def _run_worker(self, launch: WorkerLaunch, script: Script, node: str) -> None:
         host = WorkerHost(
-            launch, lambda given: ScriptedRunner(given, script), EventLog("test-worker")
+            launch,
+            lambda given: ScriptedRunner(given, script),
+            EventLog("test-worker"),
+            node=node,
         )
         self.exit_codes[launch.name] = host.run()
 

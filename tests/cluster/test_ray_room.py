@@ -14,6 +14,7 @@ class TakenRoom:
 
     where: list[str]
     per_rank: dict[str, float] = field(default_factory=lambda: {"CPU": 1.0})
+    avoided: tuple[str, ...] = ()
 
     @property
     def num_ranks(self) -> int:
@@ -51,11 +52,14 @@ def test_a_group_alone_on_its_node_has_all_of_it() -> None:
 
 def test_where_there_is_no_room_asked_free_and_each_node_are_named() -> None:
     nodes = [
-        NodeRoom(node="aaaaaaaaaa", host="10.0.0.1", total={"CPU": 4.0}, free={"CPU": 1.0}),
-        NodeRoom(node="bbbbbbbbbb", host="10.0.0.2", total={"CPU": 2.0}, free={}),
+        NodeRoom(
+            node="aaaaaaaaaa", host="10.0.0.1", name="a", total={"CPU": 4.0}, free={"CPU": 1.0}
+        ),
+        NodeRoom(node="bbbbbbbbbb", host="10.0.0.2", name="b", total={"CPU": 2.0}, free={}),
     ]
 
-    said = no_room([TakenRoom(["", ""]), TakenRoom(["", ""])], nodes).splitlines()
+    rooms = [TakenRoom(["", ""], avoided=("c",)), TakenRoom(["", ""])]
+    said = no_room(rooms, nodes).splitlines()
 
     assert said[0].startswith(
         "no room: asked for 4 CPU (4 ranks in 2 groups), there are 1 of 6 CPU free. Lower"
@@ -63,4 +67,5 @@ def test_where_there_is_no_room_asked_free_and_each_node_are_named() -> None:
     assert said[1:] == [
         "  10.0.0.1 aaaaaaaa: 1 of 4 CPU free",
         "  10.0.0.2 bbbbbbbb: 0 of 2 CPU free",
+        "  Drained, and not counted: c",
     ]

@@ -46,6 +46,7 @@ FROM_CLIENT = (
     ),
     Abort(int32([7, 8])),
     messages.WatchSteps(True),
+    messages.DrainNode("n1", undo=True),
 )
 TO_CLIENT = (
     messages.ServerInfo(
@@ -75,6 +76,7 @@ TO_CLIENT = (
     messages.Cancelled("cmpl-1", 2),
     messages.Scaled(num_groups=3, is_automatic=True, refusal="no room"),
     messages.FaultInjected(ranks=((1, 0),)),
+    messages.NodeDrained(nodes=("n1",), num_leaving=2, waits_for="a group", refusal="no"),
     Rejection(handle=1, reason="queue_full", message="full", retry_after_s=1.5),
     messages.Status(
         engine_id="e",
@@ -144,6 +146,7 @@ FROM_ENGINE = (
     ),
     messages.Stop("done"),
     messages.Refusal(reason="protocol", message="no"),
+    messages.AvoidNodes(("n1",)),
     messages.StartGroup(0, 2),
     messages.RetireGroup(0, 2),
     messages.GroupReady(group=0, epoch=1, num_blocks=8),

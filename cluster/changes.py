@@ -1,0 +1,112 @@
+"""What may be changed of the worker groups while the cluster serves, and who does it.
+
+The engine asks here when a client wants a change, and whenever time has passed; it follows the
+instructions of the groups' state machines that come back.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from cluster.groups import Instruction, WorkerGroup
+from cluster.logs import EventLog
+from cluster.messages import Change, Changed, DrainNode, NodeDrained, Scaled, ScaleGroups
+from cluster.node_drains import NodeDrains
+from cluster.scaling import ScaleLimits, Scaling
+from scheduler.scheduler import Scheduler
+
+Outcome: TypeAlias = tuple[Changed, list[Instruction]]
+"""What a client is answered, and what the groups have to do."""
+
+NOT_SERVING = "the cluster is starting or stopping; ask again when it serves"
+
+ONE_NODE = (
+    "every rank of this cluster has to be on this host, so nothing can leave it. End it with "
+    "SIGTERM instead, or serve from a Ray cluster of several nodes (--ray-address)"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeLimits:
+    """What of it this cluster can do."""
+
+    scale: ScaleLimits
+    is_one_host: bool = False
+    """Whether there is no other node that ranks could go to."""
+
+
+class GroupChanges:
+    """The number of groups, and the nodes on which they may be."""
+
+    def __init__(
+        self,
+        limits: ChangeLimits,
+        groups: dict[int, WorkerGroup],
+        new_group: Callable[[int, float], WorkerGroup],
+        why_no_room: Callable[[int], str],
+        log: EventLog,
+    ) -> None:
+        """
+        Args:
+            groups: the engine's, of which this adds to.
+            new_group: makes one of a number, at a time.
+            why_no_room: for so many more groups; empty if there is.
+        """
+        self._limits, self._log = limits, log
+        drained: set[str] = set()
+        self._scaling = Scaling(limits.scale, groups, new_group, why_no_room, drained)
+        self._drains = NodeDrains(groups, self._scaling, drained)
+
+    @property
+    def drained_nodes(self) -> tuple[str, ...]:
+        """That take no groups."""
+        return self._drains.nodes
+
+    @property
+    def next_deadline(self) -> float | None:
+        deadlines = (self._scaling.next_deadline, self._drains.next_deadline)
+        return min((at for at in deadlines if at is not None), default=None)
+
+    def keep_time(self, scheduler: Scheduler, now: float) -> list[Instruction]:
+        return self._drains.keep_time(now) + self._scaling.keep_time(scheduler, now)
+
+    def ask(self, change: Change, is_serving: bool, now: float) -> Outcome:
+        """Begin what a client wants, or say why not."""
+        match change:
+            case ScaleGroups():
+                return self._scale(change, is_serving, now)
+            case DrainNode():
+                return self._drain(change, is_serving, now)
+
+    def _scale(
+        self, change: ScaleGroups, is_serving: bool, now: float
+    ) -> tuple[Scaled, list[Instruction]]:
+        refusal = self._scaling.why_not(change.num_groups) if is_serving else NOT_SERVING
+        found: list[Instruction] = []
+        if not refusal:
+            before = self._scaling.num_wanted
+            self._log.info("scaling", num_groups=change.num_groups, before=before)
+            found = self._scaling.change(change.num_groups, now)
+        answer = Scaled(
+            num_groups=self._scaling.num_wanted,
+            is_automatic=self._scaling.is_automatic,
+            refusal=refusal,
+        )
+        return answer, found
+
+    def _drain(
+        self, change: DrainNode, is_serving: bool, now: float
+    ) -> tuple[NodeDrained, list[Instruction]]:
+        node = change.node
+        refusal = ONE_NODE if self._limits.is_one_host else "" if is_serving else NOT_SERVING
+        found: list[Instruction] = []
+        if not refusal and (node in self.drained_nodes) == change.undo:
+            self._log.info("node_drained", node=node, undo=change.undo)
+            found = self._drains.undo(node, now) if change.undo else self._drains.drain(node, now)
+        answer = NodeDrained(
+            nodes=self.drained_nodes,
+            num_leaving=self._drains.num_leaving(node),
+            waits_for="" if change.undo else self._drains.waits_for(node),
+            refusal=refusal,
+        )
+        return answer, found
