@@ -25,6 +25,10 @@ class DamagedCheckpoint(ModelError):
         self.file, self.tensor = file, tensor
 
 
+class UnfitWeights(RuntimeError):
+    """Weights that another process of this host has offered cannot be used; read them anew."""
+
+
 class PoolTooSmall(ValueError):
     """The KV memory does not hold one request of `max_model_len`.
 

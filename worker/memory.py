@@ -21,6 +21,9 @@ class Capacity(Struct, frozen=True, kw_only=True):
     vocab_size: int
     max_model_len: int
     weight_bytes: int
+    shared_bytes: int
+    """Of `weight_bytes`, what lies in memory that all ranks of this host with the same weights
+    share."""
     activation_bytes: int
     """The most that a step takes beside weights and K/V."""
     free_bytes: int

@@ -23,10 +23,10 @@ from worker.graphs import CudaCapture, DecodeGraphs, graph_sizes
 from worker.guide import Guide
 from worker.host_copy import HostCopy, to_device
 from worker.host_memory import trim_heap
+from worker.kept_weights import WeightKeeper
 from worker.kv_store import KVStore, choose_kv_dtype
 from worker.memory import Capacity, measure_memory
 from worker.models.decoder import Decoder
-from worker.models.loading import WeightLoader
 from worker.models.spec import ModelSpec, model_stages, model_widths, read_spec
 from worker.ops.choice import find_draw, make_operations
 from worker.ops.cpu import CpuOperations
@@ -35,9 +35,10 @@ from worker.ops.table import BatchInputs, Operations
 from worker.parallel import Communicator
 from worker.pipeline import NO_PIPES, Pipes
 from worker.prompt_scores import PromptScores
+from worker.rank_weights import RankPart, load_rank_weights
 from worker.sampler import Sampler, check_logits
 from worker.shards import deal_shards
-from worker.weights import Checkpoint, Report
+from worker.weights import Report
 
 SCORED_AT_ONCE = 64
 """Prompt tokens whose logits exist at the same time. More only costs memory."""
@@ -53,19 +54,25 @@ class ModelRunner:
     """
 
     def __init__(
-        self, config: RunnerConfig, communicator: Communicator, pipes: Pipes = NO_PIPES
+        self,
+        config: RunnerConfig,
+        communicator: Communicator,
+        pipes: Pipes = NO_PIPES,
+        keeper: WeightKeeper | None = None,
     ) -> None:
         """Read the model's config; no weights yet.
 
         Args:
             communicator: of the ranks of this one's stage.
             pipes: to the stages beside it.
+            keeper: of this host's packed weights; only the CPU's own operations have use for it.
 
         Raises:
             ModelError: the model cannot be served, or not with so long a context.
             ImpossibleShards, ImpossibleStages: it cannot be dealt to this many ranks.
         """
         self._config, self._communicator, self._pipes = config, communicator, pipes
+        self._keeper = keeper
         self._device = torch.device(config.device)
         self.spec = read_spec(config.model_dir)
         shards = deal_shards(model_widths(self.spec), config.tensor_parallel_size)
@@ -93,6 +100,7 @@ class ModelRunner:
             config.block_size,
         )
         self._decoder: Decoder | None = None
+        self._shares_weights = False
         self._store: KVStore | None = None
         self._table: SlotTable | None = None
         self._graphs: DecodeGraphs | None = None
@@ -116,22 +124,27 @@ class ModelRunner:
             )
         torch.set_num_threads(config.num_threads)
 
-    def load(self, report: Report = lambda done, total: None) -> None:
-        """Read this rank's slices of the weights, and report now and then (see `Checkpoint`).
+    def load(self, report: Report = lambda done, total: None) -> bool:
+        """Read this rank's slices of the weights, and report now and then (see `Checkpoint`); or
+        map what the keeper has of them.
 
+        Returns:
+            whether they were mapped
         Raises:
             DamagedCheckpoint: a file or tensor is missing, truncated or not as described.
         """
-        with (
-            torch.inference_mode(),
-            Checkpoint(self._config.model_dir, self.dtype, report) as checkpoint,
-        ):
-            loader = WeightLoader(
-                checkpoint, self.spec, self._shard, self._stage, self._ops, self._device
-            )
-            weights = loader.load(self.max_model_len)
+        part = RankPart(
+            spec=self.spec,
+            shard=self._shard,
+            stage=self._stage,
+            form=self._form,
+            dtype=self.dtype,
+            max_model_len=self.max_model_len,
+        )
+        got = load_rank_weights(self._config, part, self._ops, self._device, self._keeper, report)
+        self._shares_weights = got.is_shared
         self._decoder = Decoder(
-            self.spec, self._shard, self._stage, weights, self._ops, self._communicator
+            self.spec, self._shard, self._stage, got.weights, self._ops, self._communicator
         )
         if not self._stage.is_first:
             self._incoming = torch.zeros(
@@ -139,6 +152,7 @@ class ModelRunner:
                 dtype=self._ops.activation_dtype(self.dtype),
                 device=self._device,
             )
+        return got.was_mapped
 
     def measure(self) -> Capacity:
         """Run the largest step once and say how many KV blocks this rank could hold.
@@ -160,6 +174,7 @@ class ModelRunner:
             vocab_size=self.spec.vocab_size,
             max_model_len=self.max_model_len,
             weight_bytes=self._decoder.weights.num_bytes,
+            shared_bytes=self._decoder.weights.num_bytes if self._shares_weights else 0,
             activation_bytes=measured.activation_bytes,
             free_bytes=measured.free_bytes,
             device=_device_name(self._device),
@@ -230,6 +245,8 @@ class ModelRunner:
         if self._sampler is not None:
             self._sampler.close()
         self._decoder = self._store = self._table = self._sampler = None
+        if self._keeper is not None:
+            self._keeper.close()
 
     def _begin_and_end_sequences(self, plan: StepPlan) -> None:
         self._scores.release(plan.released)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from scheduler.plan import StepPlan, StepResult
 from worker.config import RunnerConfig
+from worker.kept_weights import WeightKeeper
 from worker.memory import Capacity
 from worker.parallel import SingleRank
 from worker.pipeline import NUM_ON_THEIR_WAY, Pipes
@@ -119,7 +120,16 @@ def _make_pipes(tp: int, pp: int) -> list[Pipes]:
 class WorkerGroup:
     """The runners of all ranks, called together. A context: leaving it closes them."""
 
-    def __init__(self, model_dir: Path, *, tp: int = 1, pp: int = 1, **settings: object) -> None:
+    def __init__(
+        self,
+        model_dir: Path,
+        *,
+        tp: int = 1,
+        pp: int = 1,
+        keepers: Sequence[WeightKeeper | None] = (),
+        **settings: object,
+    ) -> None:
+        """`keepers`: by rank, who keeps its weights."""
         defaults: dict[str, object] = {
             "max_num_seqs": 8,
             "max_num_batched_tokens": 1024,
@@ -140,6 +150,7 @@ class WorkerGroup:
                 if tp == 1
                 else ThreadCommunicator(rank % tp, tp, meetings[rank // tp]),
                 pipes[rank],
+                keepers[rank] if keepers else None,
             )
             for rank in range(tp * pp)
         ]

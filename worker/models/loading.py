@@ -12,6 +12,7 @@ from worker.models.spec import ModelSpec
 from worker.ops.table import HeadNorms, Linear, Operations
 from worker.shards import Shard, Span
 from worker.stages import Stage
+from worker.weight_memory import SharedArena
 from worker.weights import Checkpoint
 
 
@@ -26,7 +27,11 @@ class WeightLoader:
         stage: Stage,
         ops: Operations,
         device: torch.device,
+        arena: SharedArena | None = None,
     ) -> None:
+        """`arena`: where every tensor is to lie; None: each in memory of its own. The operations
+        pack into it already."""
+        self._arena = arena
         self._checkpoint, self._spec, self._shard, self._stage = checkpoint, spec, shard, stage
         self._ops, self._device = ops, device
         self._q_rows = _scaled(shard.q_heads, spec.head_dim)
@@ -48,6 +53,7 @@ class WeightLoader:
             final_norm = self._vector("model.norm.weight", spec.hidden_size)
         trim_heap()
         cos_sin = rope_table(spec.rope, spec.head_dim, max_positions).to(self._device)
+        cos_sin = self._placed(cos_sin)
         return DecoderWeights(
             embedding=embedding,
             layers=layers,
@@ -132,7 +138,7 @@ class WeightLoader:
         ]
         weight = torch.cat(weights)
         biases = [
-            self._vector(name + ".bias", width, span)
+            self._read_vector(name + ".bias", width, span)
             for name, width, span in parts
             if has_bias
         ]
@@ -142,7 +148,7 @@ class WeightLoader:
         """A projection whose input is this rank's columns. Rank 0's partial sum has the bias."""
         hidden = self._spec.hidden_size
         weight = self._read(name + ".weight", (hidden, width), columns=columns)
-        bias = self._vector(name + ".bias", hidden) if has_bias else None
+        bias = self._read_vector(name + ".bias", hidden) if has_bias else None
         return self._pack(weight, bias if self._shard.rank == 0 else None)
 
     def _pack(self, weight: Tensor, bias: Tensor | None) -> Linear:
@@ -150,13 +156,23 @@ class WeightLoader:
 
     def _kept(self, packed: Linear) -> Linear:
         """In memory of its own; what the checkpoint has lent for it is not used any more."""
-        if self._checkpoint.lends(packed.weight):
-            packed = replace(packed, weight=packed.weight.clone())
+        weight = packed.weight if packed.is_packed else self._placed(packed.weight)
+        if self._checkpoint.lends(weight):
+            weight = weight.clone()
+        bias = None if packed.bias is None else self._placed(packed.bias)
         self._checkpoint.take_back()
-        self._num_bytes += packed.weight.nbytes
-        return packed
+        self._num_bytes += weight.nbytes
+        return replace(packed, weight=weight, bias=bias)
 
-    def _vector(self, name: str, width: int, span: Span | None = None) -> Tensor:
+    def _placed(self, tensor: Tensor) -> Tensor:
+        """In the arena, if there is one."""
+        return tensor if self._arena is None else self._arena.keep(tensor)
+
+    def _vector(self, name: str, width: int) -> Tensor:
+        """The weights of a norm, in the dtype of activations."""
+        return self._placed(self._read_vector(name, width))
+
+    def _read_vector(self, name: str, width: int, span: Span | None = None) -> Tensor:
         """A bias or the weights of a norm, in the dtype of activations."""
         vector = self._checkpoint.read(name, (width,), rows=span).to(self._device)
         vector = vector.to(self._ops.activation_dtype(vector.dtype))

@@ -6,12 +6,21 @@ which prefetchers stop as well; in pages of 2 MiB they read on.
 
 import contextlib
 import mmap
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 _CHUNK_BYTES = 64 << 20
 _ALIGNMENT = 128
+
+
+class Memory(Protocol):
+    """What weights are packed into: an `Arena`, or a `worker.weight_memory.SharedArena`."""
+
+    def take(self, num_bytes: int) -> Tensor:
+        """Bytes (uint8) at the start of two cache lines, zero until they are written."""
+        ...
 
 
 class Arena:

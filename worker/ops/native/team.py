@@ -12,7 +12,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from worker.ops.native.arena import Arena
+from worker.ops.native.arena import Arena, Memory
 from worker.ops.native.library import open_library
 from worker.ops.native.structs import Batch, DrawArgs, Format, Operation
 
@@ -38,7 +38,8 @@ class Team:
             NativeLibraryMissing: the library was not built.
         """
         self._native = load()
-        self._arena = Arena()
+        self.arena: Memory = Arena()
+        """Where packed weights go."""
         known = levels()
         if level is not None and level not in known:
             raise ValueError(f"level must be one of {', '.join(known)} on this machine: {level!r}")
@@ -71,7 +72,7 @@ class Team:
         num_bytes = self._native.stoker_packed_bytes(
             self._engine, out_features, in_features, wanted
         )
-        packed = self._arena.take(num_bytes)
+        packed = self.arena.take(num_bytes)
         self._native.stoker_pack_linear(
             self._engine,
             dense.data_ptr(),
