@@ -15,6 +15,9 @@ from scheduler.stats import GroupStats
 
 GIB = 2**30
 
+MOST_GROUPS = 1024
+"""More than any core can drive; a number from a client that is larger is a slip."""
+
 LOOK_S = 1.0
 """How often load is looked at where it decides."""
 
@@ -78,6 +81,8 @@ class Scaling:
             return "" if self._autoscaler else NOT_AUTOMATIC
         if num_groups < 1:
             return f"num_groups={num_groups}: at least 1 group must serve. Stop the cluster instead"
+        if num_groups > MOST_GROUPS:
+            return f"num_groups={num_groups}: one engine drives at most {MOST_GROUPS} groups"
         most = limits.max_groups
         if most is not None and num_groups > most:
             return (

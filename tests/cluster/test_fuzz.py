@@ -1,4 +1,4 @@
-"""Whatever reaches either socket, the engine lives and others are served: issue 5, statement 4.
+"""Whatever reaches either socket, the engine lives and others are served.
 
 The engine is a process of its own with encrypted tcp:// sockets; its workers are scripted, so
 that each token is known beforehand. Strangers come in three kinds: without keys, with a key but

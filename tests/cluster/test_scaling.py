@@ -141,6 +141,14 @@ def test_more_than_memory_was_dealt_out_to_is_refused_with_both_numbers(tmp_path
     assert "min_groups and max_groups" in automatic.refusal
 
 
+def test_no_number_makes_the_engine_count_for_ever() -> None:
+    scaling = make_scaling({0: ready_group(0)})
+
+    assert "at most 1024 groups" in scaling.why_not(2**63)
+    assert "at most 1024 groups" in scaling.why_not(1025)
+    assert scaling.why_not(1024) == ""
+
+
 def test_the_groups_that_do_not_serve_yet_go_first_then_the_highest_numbers() -> None:
     groups = {0: make_group(0), 1: ready_group(1), 2: ready_group(2)}
     scaling = make_scaling(groups)
