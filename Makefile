@@ -15,7 +15,7 @@ NATIVE := $(wildcard kvcache/native/*.cpp worker/ops/native/*.cpp worker/ops/nat
 
 .DELETE_ON_ERROR:
 .DEFAULT_GOAL := help
-.PHONY: help run setup fmt lint types walls check test test-slow sanitize bench bench-peers lock clean clean-all
+.PHONY: help run setup fmt lint types walls check test test-slow chaos sanitize bench bench-peers lock clean clean-all
 
 help:  ## say what each target does
 	@echo 'You need Linux, Python 3.11 or newer with venv, a C++17 compiler and make; on Debian:'
@@ -50,6 +50,9 @@ test: setup  ## run the tests, less the slow ones (under ten minutes on two core
 
 test-slow: setup  ## run the slow tests
 	$(BIN)/pytest -m slow
+
+chaos: setup  ## break a cluster under load a thousand times, and compare every token (two hours on two cores)
+	$(BIN)/python -m bench.chaos
 
 sanitize: setup  ## run the native kernels under sanitizers (two minutes; GCC, or Clang with its runtimes)
 	$(BIN)/python -m scripts.sanitize

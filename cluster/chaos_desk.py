@@ -1,11 +1,13 @@
 """Faults that a client orders: for whom they are, and those that the engine itself suffers."""
 
+import os
+import socket
 from collections.abc import Callable, Iterable
 
-from cluster.faults import signal_self
+from cluster.faults import signal_process, signal_self
 from cluster.groups import WorkerGroup
 from cluster.logs import EventLog
-from cluster.messages import Fault, FaultInjected, FromEngine, InjectFault
+from cluster.messages import Fault, FaultInjected, FromEngine, InjectFault, WorkerHello
 from kvcache.cache import KVCache
 from scheduler.scheduler import Scheduler
 
@@ -21,6 +23,7 @@ class ChaosDesk:
         self._is_allowed = is_allowed
         self._send = send
         self._log = log
+        self._host = socket.gethostname()
         self._withheld: list[tuple[float, KVCache]] = []
         """Until when, and whose."""
 
@@ -55,11 +58,19 @@ class ChaosDesk:
                 continue
             for number, rank in group.ranks.items():
                 if asked.rank in (-1, number) and asked.node in ("", rank.hello.host):
-                    self._send(rank.peer, fault)
+                    self._order(rank.peer, rank.hello, fault)
                     ranks.append((group.group, number))
         return FaultInjected(
             ranks=tuple(ranks), refusal="" if ranks else "no rank that is loaded is meant"
         )
+
+    def _order(self, peer: bytes, hello: WorkerHello, fault: Fault) -> None:
+        """A rank of this host need not listen to be hit."""
+        is_signal = fault.kind in ("kill", "stop") and not fault.step
+        if is_signal and hello.host == self._host and hello.pid != os.getpid():
+            signal_process(fault, hello.pid)
+        else:
+            self._send(peer, fault)
 
     def _suffer(self, fault: Fault) -> FaultInjected:
         if fault.kind not in ("kill", "stop"):

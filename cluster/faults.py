@@ -1,10 +1,11 @@
 """Faults that were ordered for one process: what it suffers, when, until it has.
 
-Only test clusters have any (`allow_chaos`); elsewhere nothing is ever ordered. Signals are sent
-by the process to itself, so that they reach any node; those with a delay come from a thread, in
-the middle of whatever is computed then.
+Only test clusters have any (`allow_chaos`); elsewhere nothing is ever ordered. Signals come from
+the engine to ranks of its own host, whatever they are doing; a rank of another node is told to send
+itself one. Those with a delay come from a thread, in the middle of whatever is computed then.
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -85,22 +86,27 @@ class Faults:
 
 def signal_self(fault: Fault) -> None:
     """Kill this process, or stop it for a while, after the fault's delay."""
+    signal_process(fault, os.getpid())
+
+
+def signal_process(fault: Fault, pid: int) -> None:
+    """The same with any process of this host; one that is gone is no error."""
     send = _kill if fault.kind == "kill" else _stop
     if fault.after_s:
-        timer = threading.Timer(fault.after_s, send, (fault.seconds,))
+        timer = threading.Timer(fault.after_s, send, (pid, fault.seconds))
         timer.daemon = True
         timer.start()
     else:
-        send(fault.seconds)
+        send(pid, fault.seconds)
 
 
-def _kill(_: float) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+def _kill(pid: int, _: float) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
-def _stop(seconds: float) -> None:
-    """Stop at once; a shell that outlives this process, if need be, lets it go on."""
-    pid = os.getpid()
+def _stop(pid: int, seconds: float) -> None:
+    """Stop it at once; a shell, which outlives this process if need be, lets it go on."""
     subprocess.Popen(
         ("sh", "-c", f"sleep {seconds:f}; kill -CONT {pid}"),
         stdin=subprocess.DEVNULL,
@@ -108,4 +114,5 @@ def _stop(seconds: float) -> None:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-    os.kill(pid, signal.SIGSTOP)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGSTOP)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from msgspec import Struct
 
+from cluster.errors import ClusterLost
 from scheduler.errors import InvalidRequest
 from stoker.chaos.link import ChaosLink
 from stoker.chaos.orders import Order
@@ -92,6 +93,14 @@ class Storm:
         groups = frozenset(group for group, _ in ranks) or frozenset({order.asked.group})
         self._open.append(_Open(order, at, groups))
 
+    def try_to_let_happen(self, order: Order) -> bool:
+        """The same, but for who has just died of another fault; whether it was ordered."""
+        try:
+            self.let_happen(order)
+        except InvalidRequest:
+            return False
+        return True
+
     def pause(self, seconds: float) -> None:
         """Do nothing for so long, but look what has become of the faults."""
         deadline = time.monotonic() + seconds
@@ -103,7 +112,7 @@ class Storm:
         """Wait until every group is ready.
 
         Raises:
-            InvalidRequest: it takes too long.
+            ClusterLost: it takes too long.
         """
         self._wait(lambda: self._watch.now.is_whole, "not every group is ready")
 
@@ -111,7 +120,7 @@ class Storm:
         """Wait until some group is ready.
 
         Raises:
-            InvalidRequest: it takes too long.
+            ClusterLost: it takes too long.
         """
         self._wait(lambda: bool(self._watch.now.ready), "no group is ready")
 
@@ -120,7 +129,7 @@ class Storm:
         while not is_so():
             self._look()
             if time.monotonic() >= deadline:
-                raise InvalidRequest(f"{what} after {self._mend_s:g} s: {self._watch.now.groups}")
+                raise ClusterLost(f"{what} after {self._mend_s:g} s: {self._watch.now.groups}")
             time.sleep(LOOK_S)
 
     def settle(self) -> None:

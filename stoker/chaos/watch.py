@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from types import TracebackType
 
 from cluster.messages import Status
@@ -107,6 +108,25 @@ class ClusterWatch:
     def shape(self) -> Shape:
         """What there is to be hit, as it was when all was whole last."""
         return self._shape
+
+    def whole_spans(self, begin: float, end: float) -> list[tuple[float, float]]:
+        """From when to when every group was ready, within these times."""
+        moments = list(self._moments)
+        ends = [*(moment.at for moment in moments[1:]), end]
+        return [
+            (max(begin, moment.at), min(end, until))
+            for moment, until in zip(moments, ends, strict=True)
+            if moment.is_whole and moment.at < end and until > begin
+        ]
+
+    def losses(self, begin: float, end: float) -> list[float]:
+        """When a group or the engine was seen to be lost, within these times."""
+        moments = list(self._moments)
+        return [
+            after.at
+            for before, after in pairwise(moments)
+            if begin <= after.at < end and len(after.ready) < len(before.ready)
+        ]
 
     def wait_whole(self, timeout_s: float) -> bool:
         """Wait until every group is ready; whether that was so in time."""
