@@ -101,18 +101,26 @@ def signal_process(fault: Fault, pid: int) -> None:
 
 
 def _kill(pid: int, _: float) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
+    _send(pid, signal.SIGKILL)
 
 
 def _stop(pid: int, seconds: float) -> None:
-    """Stop it at once; a shell, which outlives this process if need be, lets it go on."""
-    subprocess.Popen(
-        ("sh", "-c", f"sleep {seconds:f}; kill -CONT {pid}"),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+    """Stop it at once; if it is this process, a shell lets it go on."""
+    if pid == os.getpid():
+        subprocess.Popen(
+            ("sh", "-c", f"sleep {seconds:f}; kill -CONT {pid}"),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    else:
+        timer = threading.Timer(seconds, _send, (pid, signal.SIGCONT))
+        timer.daemon = True
+        timer.start()
+    _send(pid, signal.SIGSTOP)
+
+
+def _send(pid: int, number: signal.Signals) -> None:
     with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGSTOP)
+        os.kill(pid, number)
