@@ -17,6 +17,8 @@ from cluster.logs import EventLog
 from cluster.messages import (
     FromEngine,
     GroupStopped,
+    Ping,
+    Pong,
     RankPhase,
     Refusal,
     Shutdown,
@@ -132,6 +134,9 @@ class BackDesk:
         if peer == self._supervisor:
             if isinstance(message, WorkerFailed | GroupStopped | StartPhases | Shutdown):
                 return message
+            if isinstance(message, Ping):
+                self.send(peer, Pong())
+                return None
             self.drop(f"the supervisor sent a {type(message).__name__}")
             return None
         if peer not in self._dismissed:

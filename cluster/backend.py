@@ -87,6 +87,8 @@ class WorkerLaunch(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A worker that has not heard from the engine for this long ends itself."""
     connect_timeout_s: float = 60.0
     """Longest wait for the engine to appear."""
+    takeover_s: float = 0.0
+    """How long a worker whose engine is gone waits for another one; 0: it ends."""
     link_keys: ClientKeys | None = None
     """To dial the back socket with, if it is encrypted."""
     allow_chaos: bool = False

@@ -61,6 +61,10 @@ class ChildProcess:
         if self._process.poll() is None:
             self._process.terminate()
 
+    def kill(self) -> None:
+        """End it at once; `end_fd` says when it has ended. Also one that is stopped."""
+        self._process.kill()
+
     def close(self, timeout_s: float = 0.0) -> bool:
         """Wait until `timeout_s` is over, then kill; whether it had to be killed."""
         was_killed = False

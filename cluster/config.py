@@ -233,6 +233,24 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         NotNegative, setting("Restarts in a row of a lost group; 0: it stays lost.")
     ] = 0
 
+    takeover_s: Annotated[
+        TimeOrNone,
+        setting(
+            "How long ranks that have their weights wait for another engine when theirs is gone, "
+            "and that engine for them; 0: they end."
+        ),
+    ] = 30.0
+    max_engine_restarts: Annotated[
+        NotNegative,
+        setting("Restarts in a row of an engine that died or hung; 0: the cluster ends with it."),
+    ] = 3
+    engine_hang_s: Annotated[
+        TimeOrNone,
+        setting(
+            "Silence of the engine's own loop after which it is killed and started again; 0: it "
+            "is waited for."
+        ),
+    ] = 20.0
     allow_chaos: Annotated[
         bool,
         setting("Let any client break this cluster on purpose (`stoker chaos`). For tests only."),

@@ -22,7 +22,7 @@ from cluster.back_desk import (
 from cluster.changes import ChangeLimits, GroupChanges
 from cluster.chaos_desk import ChaosDesk
 from cluster.doctor.alike import why_not_alike
-from cluster.engine_launch import EngineLaunch
+from cluster.engine_launch import EngineLaunch, GroupEpoch
 from cluster.engine_metrics import build_metrics
 from cluster.errors import PeerGone
 from cluster.front_desk import FrontDesk
@@ -137,9 +137,7 @@ class Engine:
         )
         self._scheduler: Scheduler | None = None
         """Made when the first group says what the model is."""
-        self._groups = {
-            group: self._new_group(group, self._began) for group in range(launch.num_groups)
-        }
+        self._groups = self._first_groups(launch)
         scale = ScaleLimits(
             num_groups=launch.num_groups,
             min_groups=launch.min_groups,
@@ -162,7 +160,13 @@ class Engine:
         self._stop_at: float | None = None
         self._stop_message = ""
 
-    def _new_group(self, group: int, now: float) -> WorkerGroup:
+    def _first_groups(self, launch: EngineLaunch) -> dict[int, WorkerGroup]:
+        """Those that the engine before had, if there was one."""
+        if not launch.epochs:
+            return {n: self._new_group(n, self._began) for n in range(launch.num_groups)}
+        return {it.group: self._new_group(it.group, self._began, it) for it in launch.epochs}
+
+    def _new_group(self, group: int, now: float, before: GroupEpoch | None = None) -> WorkerGroup:
         return WorkerGroup(
             group,
             self._launch.num_ranks,
@@ -170,6 +174,8 @@ class Engine:
             policy=RestartPolicy(max_restarts=self._launch.max_restarts),
             now=now,
             num_stages=self._launch.scheduler.num_stages,
+            before=before,
+            takeover_s=self._launch.takeover_s,
         )
 
     # --- the loop ---
@@ -348,7 +354,7 @@ class Engine:
             self._back.refuse(peer, "stranger", f"there is no group {hello.group}")
             return
         self._log.info(
-            "worker_loaded",
+            "worker_taken_over" if hello.is_loaded else "worker_loaded",
             group=hello.group,
             epoch=hello.epoch,
             rank=hello.rank,
@@ -491,7 +497,7 @@ class Engine:
     def _server_info(self, limits: ModelLimits) -> ServerInfo:
         return ServerInfo(
             protocol=PROTOCOL_VERSION,
-            engine_id=self._launch.engine_id,
+            engine_id=self._launch.instance,
             model=self._launch.model,
             max_model_len=limits.max_model_len,
             vocab_size=limits.vocab_size,
@@ -549,8 +555,7 @@ class Engine:
     def status(self, now: float) -> Status:
         """How everything is, for whoever asks."""
         return build_status(
-            engine_id=self._launch.engine_id,
-            model=self._launch.model,
+            self._launch,
             is_stopping=self._stop_at is not None,
             uptime_s=now - self._began,
             groups=self._groups.values(),

@@ -1,17 +1,40 @@
 """What the engine process is told when it starts."""
 
+from typing import Literal
+
 from msgspec import Struct
 
 from cluster.keys import ServerKeys
 from scheduler.config import SchedulerConfig
 
 
+class GroupEpoch(Struct, frozen=True):
+    """Where a worker group is that another engine process began."""
+
+    group: int
+    epoch: int
+    state: Literal["ready", "starting", "stopped", "retired"]
+    """ready: its ranks have their weights, and come by themselves; starting: they are on their way,
+    or are being ended; stopped, retired: there are none, and none will come"""
+    was_ready: bool = False
+    """In this epoch or before"""
+
+
 class EngineLaunch(Struct, frozen=True, kw_only=True):
     """All that the engine core knows of the outside. It imports neither torch nor ray."""
 
     engine_id: str
+    """Of the whole cluster's start; workers and the supervisor carry it in their hello."""
     key: str
     """Shown by workers and the supervisor in their hello; clients do not know it."""
+    num_restarts: int = 0
+    """Engine processes that there were before this one"""
+    last_loss: str = ""
+    """How the one before ended"""
+    epochs: tuple[GroupEpoch, ...] = ()
+    """Groups that the engine before had, all of them; empty: `num_groups` begin anew."""
+    takeover_s: float = 30.0
+    """How long their ranks have to come."""
     model: str
     """The name that clients see."""
     model_dir: str
@@ -20,7 +43,7 @@ class EngineLaunch(Struct, frozen=True, kw_only=True):
     front_address: str
     back_address: str
     num_groups: int
-    """At the start."""
+    """That are wanted at the start."""
     min_groups: int | None = None
     max_groups: int | None = None
     """Of which there may be while it runs; None: as many as can be started."""
@@ -45,3 +68,8 @@ class EngineLaunch(Struct, frozen=True, kw_only=True):
     """Whether clients may inject faults."""
     journal: str = ""
     log_level: str = "info"
+
+    @property
+    def instance(self) -> str:
+        """What clients know this process by: the handles that another one knows mean nothing."""
+        return f"{self.engine_id}.{self.num_restarts}" if self.num_restarts else self.engine_id

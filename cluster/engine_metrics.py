@@ -72,6 +72,7 @@ def _counters(
             by_reason[reason] = by_reason.get(reason, 0) + count
     finishes = [finish.name.lower() for finish in Finish if finish is not Finish.NOT_YET]
     return {
+        "engine_restarts": _one(status.num_engine_restarts),
         "requests_accepted": _one(totals.num_requests),
         "requests_continued": _one(stats.continued if stats else 0),
         "requests_finished": _each((name, totals.finished.get(name, 0)) for name in finishes),

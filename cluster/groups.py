@@ -13,12 +13,16 @@ A group that is not needed any more leaves in order, and may come back under a n
 Invariants: the epoch rises with every start and never falls; in one epoch a group serves at
 most once and is lost at most once, and never serves after it was lost; it starts again only
 when no process of the epoch before is left, so that two epochs never compute side by side.
+
+When the engine itself was lost, the next one begins each group where it was: ranks that have their
+weights have `takeover_s` to come back, under the same epoch.
 """
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from cluster.engine_launch import GroupEpoch
 from cluster.messages import NodeFacts, RankPhase, RankStatus, WorkerGreeting, WorkerHello
 from cluster.node_address import names_of
 from cluster.start_watch import phase_text, progress_of
@@ -147,7 +151,14 @@ class WorkerGroup:
         policy: RestartPolicy,
         now: float,
         num_stages: int = 1,
+        before: GroupEpoch | None = None,
+        takeover_s: float = 0.0,
     ) -> None:
+        """
+        Args:
+            before: where another engine left it; None: it begins.
+            takeover_s: how long ranks that were ready then have to come back.
+        """
         self.group = group
         self._ranks_per_stage = num_ranks // num_stages
         self.num_ranks = num_ranks
@@ -155,6 +166,8 @@ class WorkerGroup:
         self.state: State = "starting"
         self.ranks: dict[int, Rank] = {}
         self._greeted: dict[int, tuple[bytes, NodeFacts]] = {}
+        self._may_load: set[bytes] = set()
+        """Who was told so; a rank that has lost its connection comes as another peer."""
         self._phases: dict[int, RankPhase] = {}
         self.num_blocks = 0
         self.message = ""
@@ -169,6 +182,19 @@ class WorkerGroup:
         self._was_ever_ready = False
         self._ready_since = 0.0
         self._num_restarts = 0
+        self._takeover_s = 0.0
+        """How long ranks that are loaded may take to come back; 0: they start."""
+        if before is not None:
+            self._take_over(before, takeover_s, now)
+
+    def _take_over(self, before: GroupEpoch, takeover_s: float, now: float) -> None:
+        self.epoch, self._was_ever_ready = before.epoch, before.was_ready
+        match before.state:
+            case "stopped" | "retired":
+                self._forget_ranks(before.state)
+            case "ready":
+                self._takeover_s = takeover_s
+                self._wake_at = now + takeover_s
 
     # --- what is asked of it ---
 
@@ -263,7 +289,9 @@ class WorkerGroup:
         self._greeted[greeting.rank] = (peer, greeting.facts)
         if len(self._greeted) < self.num_ranks:
             return []
-        return [LetLoad(tuple(peer for peer, _ in self._greeted.values()))]
+        untold = tuple(peer for peer, _ in self._greeted.values() if peer not in self._may_load)
+        self._may_load.update(untold)
+        return [LetLoad(untold)]
 
     def moved(self, phase: RankPhase) -> bool:
         """A rank has come further in its start; whether that is of the present epoch."""
@@ -324,6 +352,7 @@ class WorkerGroup:
         self.state = "ready"
         self._was_ever_ready = True
         self._ready_since = now
+        self._takeover_s = 0.0
         self._wake_at = None
         return [Serve(self.group, self.epoch, self.num_blocks)]
 
@@ -356,6 +385,8 @@ class WorkerGroup:
         self.state = state
         self.ranks.clear()
         self._greeted.clear()
+        self._may_load.clear()
+        self._takeover_s = 0.0
         self._phases.clear()
         self._left = None
         self._wake_at = None
@@ -439,6 +470,8 @@ class WorkerGroup:
             return [self._start(now)]
         if self.state == "draining":
             return self.retire()
+        if self._takeover_s:
+            return self._not_taken_over(now)
         waited = f"not ready within start_timeout_s={self._start_timeout_s:g}"
         if self.state == "starting":
             missing = sorted(set(range(self.num_ranks)) - self.ranks.keys())
@@ -450,6 +483,15 @@ class WorkerGroup:
                 f"{self._doing(missing)}"
             )
         return self.failed(self.epoch, self._slowest(missing), why, now=now)
+
+    def _not_taken_over(self, now: float) -> list[Instruction]:
+        missing = [n for n in range(self.num_ranks) if n not in self.ranks]
+        why = (
+            f"ranks {missing} did not come to the new engine within takeover_s={self._takeover_s:g}"
+            if missing
+            else f"not ready within takeover_s={self._takeover_s:g} of the new engine"
+        )
+        return self.failed(self.epoch, missing[0] if missing else -1, why, now=now)
 
     def _slowest(self, ranks: Sequence[int]) -> int:
         """Of these ranks the one that has come least far, for which the others may wait."""

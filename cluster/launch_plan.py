@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cluster.backend import Place, Rendezvous, RunnerSpec, WorkerLaunch
 from cluster.config import EngineConfig
-from cluster.engine_launch import EngineLaunch
+from cluster.engine_launch import EngineLaunch, GroupEpoch
 from cluster.errors import BackendError
 from cluster.keys import SocketKeys
 
@@ -33,7 +33,22 @@ class LaunchPlan:
     back_keys: SocketKeys | None = None
     """None: the socket is not encrypted."""
 
-    def engine(self, front_address: str, back_address: str) -> EngineLaunch:
+    def engine(
+        self,
+        front_address: str,
+        back_address: str,
+        *,
+        epochs: tuple[GroupEpoch, ...] = (),
+        num_wanted: int | None = None,
+        num_restarts: int = 0,
+        last_loss: str = "",
+    ) -> EngineLaunch:
+        """The first engine's launch, or that of one that comes after another.
+
+        Args:
+            epochs, num_restarts, last_loss: as of `EngineLaunch`.
+            num_wanted: groups that the one before was to have.
+        """
         config = self.config
         return EngineLaunch(
             engine_id=self.engine_id,
@@ -43,7 +58,11 @@ class LaunchPlan:
             chat_template=config.chat_template,
             front_address=front_address,
             back_address=back_address,
-            num_groups=config.num_groups,
+            num_groups=num_wanted or config.num_groups,
+            num_restarts=num_restarts,
+            epochs=epochs,
+            last_loss=last_loss,
+            takeover_s=config.takeover_s,
             min_groups=config.min_groups or config.num_groups,
             max_groups=self._max_groups,
             drain_s=config.drain_s,
@@ -100,6 +119,7 @@ class LaunchPlan:
                 cores=place.cores if self._pins_cores else (),
                 gpu=place.gpu,
                 engine_timeout_s=self.config.peer_timeout_s,
+                takeover_s=self.config.takeover_s,
                 link_keys=None if self.back_keys is None else self.back_keys.client,
                 allow_chaos=self.config.allow_chaos,
                 log_level=self.config.log_level,

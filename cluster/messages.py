@@ -318,6 +318,10 @@ class Status(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="t
     drained_nodes: tuple[str, ...] = ()
     """On which no groups start"""
     totals: Totals = Totals()
+    num_engine_restarts: int = 0
+    """Engine processes that there were before this one; its figures begin with itself"""
+    last_engine_loss: str = ""
+    """How the one before ended"""
 
 
 class MetricsRequest(Struct, frozen=True, tag_field="type", tag="metrics_request"):
@@ -484,7 +488,7 @@ class RankPhase(
 class WorkerHello(
     Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="worker_hello"
 ):
-    """A worker has loaded its weights."""
+    """A worker has its weights."""
 
     protocol: int
     engine_id: str
@@ -498,6 +502,8 @@ class WorkerHello(
     pid: int = 0
     start_s: dict[str, float] = {}
     """Seconds that it took by `cluster.start_phases.RANK_PHASES`"""
+    is_loaded: bool = False
+    """It had them already: the engine that it served before was lost"""
 
 
 class PoolSize(Struct, frozen=True, tag_field="type", tag="pool_size"):
@@ -532,6 +538,14 @@ class Stop(Struct, frozen=True, tag_field="type", tag="stop"):
 
 
 # --- back socket: the supervisor ------------------------------------------------------------
+
+
+class Ping(Struct, frozen=True, tag_field="type", tag="ping"):
+    """Supervisor to engine: does your loop turn? Answered by `Pong`."""
+
+
+class Pong(Struct, frozen=True, tag_field="type", tag="pong"):
+    """Answer to `Ping`."""
 
 
 class SupervisorHello(Struct, frozen=True, kw_only=True, tag_field="type", tag="supervisor_hello"):
@@ -655,6 +669,7 @@ ToEngine: TypeAlias = (
     | SupervisorHello
     | GroupStopped
     | StartPhases
+    | Ping
     | Shutdown
 )
 FromEngine: TypeAlias = (
@@ -670,4 +685,5 @@ FromEngine: TypeAlias = (
     | GroupReady
     | GroupLost
     | RetireGroup
+    | Pong
 )

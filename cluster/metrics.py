@@ -103,6 +103,11 @@ ENGINE: Sequence[Family] = (
         "Share of all groups' blocks that running sequences hold, from 0 to 1.",
         vllm="kv_cache_usage_perc",
     ),
+    _counter(
+        "engine_restarts",
+        "Engine processes that ended unasked, or hung, and were followed by another. The other "
+        "counters of the engine begin anew with each.",
+    ),
     _counter("requests_accepted", "Requests that entered the queue."),
     _counter(
         "requests_continued",

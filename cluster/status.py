@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Mapping
 
+from cluster.engine_launch import EngineLaunch
 from cluster.front_desk import FrontDesk
 from cluster.groups import WorkerGroup
 from cluster.lanes import Lane
@@ -10,9 +11,8 @@ from scheduler.stats import GroupStats, SchedulerStats
 
 
 def build_status(
+    launch: EngineLaunch,
     *,
-    engine_id: str,
-    model: str,
     is_stopping: bool,
     uptime_s: float,
     groups: Collection[WorkerGroup],
@@ -27,8 +27,8 @@ def build_status(
     """How everything is; `stats` is None until the first group is ready."""
     by_group = {} if stats is None else {each.group: each for each in stats.groups}
     return Status(
-        engine_id=engine_id,
-        model=model,
+        engine_id=launch.instance,
+        model=launch.model,
         state=_state(is_stopping, lanes, groups),
         uptime_s=uptime_s,
         num_clients=len(desk.clients),
@@ -40,6 +40,8 @@ def build_status(
         ),
         drained_nodes=drained_nodes,
         totals=_totals(stats, desk, num_dropped, num_turned_away),
+        num_engine_restarts=launch.num_restarts,
+        last_engine_loss=launch.last_loss,
     )
 
 

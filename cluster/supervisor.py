@@ -5,12 +5,12 @@ groups at once; ready when every group is. Order of the end: the engine (which t
 and workers), then the workers, then the sockets' folder. Each part has a limit in time, after
 which it is killed. One thread waits for everything at once: signals, the parent, the engine,
 the backend.
+
+An engine that ends unasked is followed by another one at the same addresses; the workers stay.
 """
 
 import os
 import queue
-import select
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -18,9 +18,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
-from cluster.announcements import ClusterReady, EngineListens, read_engine_line
+from cluster.announcements import ClusterReady, EngineListens
 from cluster.api_servers import ApiServers
 from cluster.backend import Backend, Place, RankExit, Report, WorkerLaunch
 from cluster.backend_thread import (
@@ -31,13 +29,21 @@ from cluster.backend_thread import (
     GroupStarted,
     Happening,
 )
-from cluster.child_process import ChildProcess
 from cluster.doctor.checks import table
 from cluster.doctor.scene import Finding
-from cluster.errors import ClusterLost, LinkLost, StartFailed, StartInterrupted
+from cluster.engine_keeper import (
+    ENGINE_COMMAND,
+    EngineEnded,
+    EngineKeeper,
+    EngineListening,
+    EngineNews,
+    EngineSaid,
+)
+from cluster.engine_recovery import EngineRecovery
+from cluster.errors import ClusterLost, StartFailed, StartInterrupted
+from cluster.group_ledger import GroupLedger
 from cluster.keys import remove_key_file, write_key_file
 from cluster.launch_plan import LaunchPlan
-from cluster.links import DealerLink, LinkLimits
 from cluster.logs import EventLog
 from cluster.messages import (
     AvoidNodes,
@@ -50,20 +56,13 @@ from cluster.messages import (
     Shutdown,
     StartGroup,
     StartPhases,
-    SupervisorHello,
-    ToEngine,
     WorkerFailed,
 )
 from cluster.private_folder import PrivateFolder
+from cluster.restarts import RestartLimits
 from cluster.start_phases import StartClock
 from cluster.start_watch import StartWatch
 from cluster.wakeup import SignalPipe, WakePipe
-from cluster.wire import FROM_ENGINE, PROTOCOL_VERSION, TO_ENGINE
-
-ENGINE_COMMAND = (sys.executable, "-P", "-m", "cluster.engine_main")
-
-KILL_WAIT_S = 2.0
-"""Between asking the engine's process to end and killing it."""
 
 BACKEND_PATIENCE_S = 15.0
 """For what the backend is doing to come to its end before it can be closed: Ray's own start
@@ -111,7 +110,18 @@ class Supervisor:
         self._on_ready = on_ready
         self._log = log
         self._api = api
-        self._engine_command = engine_command
+        self._engine = EngineKeeper(
+            engine_command,
+            None if plan.back_keys is None else plan.back_keys.client,
+            limits=RestartLimits(max_restarts=plan.config.max_engine_restarts),
+            start_timeout_s=plan.config.start_timeout_s,
+            hang_s=plan.config.engine_hang_s,
+            peer_timeout_s=plan.config.peer_timeout_s,
+            log=log,
+        )
+        self._num_engine_restarts = 0
+        self._recovery: EngineRecovery | None = None
+        """Until requests are taken again"""
         self._began = time.monotonic() if began is None else began
         self._start_clock = StartClock(self._began)
         self._watch = StartWatch(
@@ -121,18 +131,14 @@ class Supervisor:
         self._findings: tuple[Finding, ...] = ()
         self._inbox: queue.SimpleQueue[Happening | Examined] = queue.SimpleQueue()
         self._wake = WakePipe()
-        self._unsent: list[ToEngine] = []
-        """For the engine, before it listens."""
-        self._engine: ChildProcess | None = None
         self._host = ""
         """Of this machine, as the backend says when it is open; empty: workers are here too."""
-        self._link: DealerLink | None = None
         self._metrics_dir = self._key_file = ""
         self._listens: EngineListens | None = None
-        self._ready: set[int] = set()
-        self._lost: set[int] = set()
-        self._groups = set(range(self._config.num_groups))
-        """That are wanted"""
+        """What the first engine said; the others listen there too."""
+        self._groups = GroupLedger()
+        self._start_phases: StartPhases | None = None
+        """Once everything is up"""
         self._stop_reason = ""
         self._is_up = False
         self._is_ending = False
@@ -145,7 +151,7 @@ class Supervisor:
         Raises:
             StartFailed: it did not come up.
             StartInterrupted: it was asked to stop before it was up.
-            ClusterLost: it was up, and its last group was lost, or the engine ended.
+            ClusterLost: it was up, and its last group was lost, or the engine ended too often.
         """
         with ExitStack() as parts:
             self._start(parts)
@@ -175,8 +181,8 @@ class Supervisor:
             threading.Thread(target=self._examine_host, name="examine", daemon=True).start()
         self._start_clock.parts_launched(time.monotonic())
         back = self._config.back_address or self._back_address(folder)
-        self._engine = ChildProcess(self._engine_command, self._plan.engine(front, back))
-        parts.callback(self._end_engine, self._engine)
+        parts.callback(self._end_engine)
+        self._engine.start(self._plan.engine(front, back))
         self._watch.expect("the engine", "has not said that it listens", time.monotonic())
         if back.startswith("ipc://"):
             self._start_all_groups(back)  # they may dial before the engine listens
@@ -210,35 +216,24 @@ class Supervisor:
         def launches(group: int, epoch: int, places: Sequence[Place]) -> list[WorkerLaunch]:
             return self._plan.workers(back_address, group, epoch, places)
 
+        self._groups.begins(group, epoch)
         self._watch.begins(group, epoch, time.monotonic())
         config = self._config
         stages, ranks = config.pipeline_parallel_size, config.tensor_parallel_size
         self._hands.start(group, epoch, stages, ranks, launches, config.start_timeout_s)
 
-    def _engine_listens(self, engine: ChildProcess) -> None:
-        try:
-            listens = read_engine_line(engine.read_line())
-        except msgspec.DecodeError:
-            how = engine.how_it_ended()
-            raise StartFailed(f"the engine process ended at once: {how}") from None
-        if not isinstance(listens, EngineListens):
-            raise StartFailed(listens.message)
-        self._listens = listens
+    def _engine_listens(self, listens: EngineListens) -> None:
         self._watch.came("the engine")
+        for news in self._groups.news():
+            self._engine.send(news)
+        if self._start_phases is not None:
+            self._engine.send(self._start_phases)
+        if self._recovery is not None:
+            self._recovery.listens(time.monotonic())
+        if self._listens is not None:
+            return
+        self._listens = listens
         self._note("engine_listens", front=listens.front_address, back=listens.back_address)
-        self._link = DealerLink(
-            listens.back_address,
-            LinkLimits(
-                max_message_bytes=FROM_ENGINE.max_bytes, peer_timeout_s=self._config.peer_timeout_s
-            ),
-            None if self._plan.back_keys is None else self._plan.back_keys.client,
-        )
-        hello = SupervisorHello(
-            protocol=PROTOCOL_VERSION, engine_id=self._plan.engine_id, key=self._plan.key
-        )
-        for message in (hello, *self._unsent):
-            self._link.send(TO_ENGINE.encode(message))
-        self._unsent.clear()
         if self._api is not None:
             self._api.start(listens.front_address, self._key_file, metrics_dir=self._metrics_dir)
         if not listens.back_address.startswith("ipc://"):
@@ -252,7 +247,7 @@ class Supervisor:
 
     def _turn(self, deadline: float | None) -> None:
         """Wait for the next thing that happens, and see to it."""
-        known = [deadline, self._watch.next_deadline]
+        known = [deadline, self._watch.next_deadline, self._engine.next_deadline]
         known += [] if self._api is None else [self._api.next_deadline]
         next_s = min((when for when in known if when is not None), default=None)
         ready = self._wait(None if next_s is None else max(0.0, next_s - time.monotonic()))
@@ -262,18 +257,14 @@ class Supervisor:
         if self._parent_fd in ready and not os.read(self._parent_fd or 0, 4096):
             self._parent_fd = None
             self._asked("the process that started it has ended")
-        engine = self._engine
-        if engine is not None and self._listens is None and engine.line_fd in ready:
-            self._engine_listens(engine)
-        self._read_link()
+        for news in self._engine.look(ready):
+            self._follow_engine(news)
         self._wake.clear()
         while not self._inbox.empty():
             self._take(self._inbox.get())
         if self._api is not None and not self._is_ending:
             self._api.look(ready)
             self._may_be_up()
-        if engine is not None and engine.end_fd in ready and not self._is_ending:
-            raise self._failure(f"the engine process ended: {engine.how_it_ended()}")
         for wait in self._watch.due(time.monotonic()):
             seconds, node = wait.seconds, wait.node
             self._log.info("waiting", who=wait.who, node=node, doing=wait.doing, seconds=seconds)
@@ -295,22 +286,16 @@ class Supervisor:
 
     def _wait(self, timeout_s: float | None) -> set[int]:
         fds = [self._signals.fd, self._wake.fd]
-        if self._engine is not None:
-            fds.append(self._engine.end_fd)
         if self._parent_fd is not None:
             fds.append(self._parent_fd)
-        if self._listens is None and self._engine is not None:
-            fds.append(self._engine.line_fd)
         if self._api is not None and not self._is_ending:
             fds += self._api.fds
-        if self._link is not None:
-            return self._link.wait(timeout_s, fds)
-        return set(select.select(fds, (), (), timeout_s)[0])
+        return self._engine.wait(timeout_s, fds)
 
     def _asked(self, reason: str) -> None:
         """Somebody asks to stop; once more shortens the end."""
         if self._is_ending:
-            self._send(Shutdown(drain_s=0.0, message=f"asked again: {reason}"))
+            self._engine.send(Shutdown(drain_s=0.0, message=f"asked again: {reason}"))
             return
         self._stop_reason = reason
         if not self._is_up:
@@ -340,7 +325,7 @@ class Supervisor:
                 self._watch.placed(group, epoch, time.monotonic())
                 self._note("group_started", group=group, epoch=epoch, seconds=seconds)
             case GroupEnded(group=group, epoch=epoch):
-                self._send(GroupStopped(group, epoch))
+                self._group_is_over(group, epoch)
             case BackendFailed():
                 self._backend_failed(happening)
             case RankExit():
@@ -370,43 +355,62 @@ class Supervisor:
             return
         if failed.group is None or not self._is_up:
             raise self._failure(failed.message)
-        self._send(
-            WorkerFailed(group=failed.group, epoch=failed.epoch, rank=-1, message=failed.message)
-        )
-        self._send(GroupStopped(failed.group, failed.epoch))
+        self._failed(failed.group, failed.epoch, -1, failed.message)
+        self._group_is_over(failed.group, failed.epoch)
 
     def _rank_exited(self, gone: RankExit) -> None:
         level = self._log.info if gone.was_asked or self._is_ending else self._log.warning
         level("rank_exited", group=gone.group, epoch=gone.epoch, rank=gone.rank, how=gone.message)
         if not gone.was_asked:
-            self._send(
-                WorkerFailed(
-                    group=gone.group, epoch=gone.epoch, rank=gone.rank, message=gone.message
-                )
-            )
+            self._failed(gone.group, gone.epoch, gone.rank, gone.message)
+
+    def _failed(self, group: int, epoch: int, rank: int, message: str) -> None:
+        failure = WorkerFailed(group=group, epoch=epoch, rank=rank, message=message)
+        self._groups.failed(failure)
+        self._engine.send(failure)
+
+    def _group_is_over(self, group: int, epoch: int) -> None:
+        self._groups.over(group, epoch)
+        self._engine.send(GroupStopped(group, epoch))
 
     # --- the engine ---
 
-    def _send(self, message: ToEngine) -> None:
-        if self._link is None:
-            self._unsent.append(message)
-            return
-        try:
-            self._link.send(TO_ENGINE.encode(message))
-        except LinkLost as error:  # the end of the process says why
-            self._log.debug("engine_message_lost", error=error)
+    def _follow_engine(self, news: EngineNews) -> None:
+        match news:
+            case EngineListening(listens=listens):
+                self._engine_listens(listens)
+            case EngineSaid(message=message):
+                self._follow(message)
+            case EngineEnded(how=how) if not self._is_ending:
+                self._engine_ended(how)
 
-    def _read_link(self) -> None:
-        while self._link is not None:
-            try:
-                frame = self._link.take()
-            except LinkLost:  # the end of the process says why
-                self._link.close()
-                self._link = None
-                return
-            if frame is None:
-                return
-            self._follow(FROM_ENGINE.decode(frame))
+    def _engine_ended(self, how: str) -> None:
+        """Begin another one, which takes the workers over.
+
+        Raises:
+            StartFailed: the cluster was not up yet.
+            ClusterLost: it has ended too often.
+        """
+        if self._listens is None or not self._is_up:
+            raise StartFailed(f"the engine process ended: {how}")
+        pause_s = self._engine.pause_s()
+        if pause_s is None:
+            limit = self._config.max_engine_restarts
+            raise ClusterLost(f"the engine process ended: {how}; max_engine_restarts={limit}")
+        self._num_engine_restarts += 1
+        self._log.error("engine_lost", how=how, restarts=self._num_engine_restarts, pause_s=pause_s)
+        now = time.monotonic()
+        self._recovery = EngineRecovery(how, self._num_engine_restarts, now, now + pause_s)
+        self._watch.expect("the engine", "has not said that it listens", now)
+        launch = self._plan.engine(
+            self._listens.front_address,
+            self._listens.back_address,
+            epochs=self._groups.epochs(),
+            num_wanted=self._groups.num_wanted,
+            num_restarts=self._num_engine_restarts,
+            last_loss=how,
+        )
+        self._engine.start(launch, pause_s)
 
     def _follow(self, message: FromEngine) -> None:
         match message:
@@ -419,12 +423,10 @@ class Supervisor:
             case AvoidNodes(nodes=nodes):
                 self._hands.avoid(nodes)
             case RetireGroup(group=group, epoch=epoch):
-                self._groups.discard(group)
+                self._groups.retired(group, epoch)
                 self._hands.stop(group, epoch, self._config.stop_timeout_s)
             case StartGroup(group=group, epoch=epoch):
                 assert self._listens is not None
-                self._groups.add(group)
-                self._lost.discard(group)
                 self._start_group(self._listens.back_address, group, epoch)
             case _:
                 self._log.warning("engine_message_dropped", kind=type(message).__name__)
@@ -433,12 +435,15 @@ class Supervisor:
         self._note("group_ready", group=ready.group, epoch=ready.epoch, num_blocks=ready.num_blocks)
         self._start_clock.group_ready(ready.group, ready.start_s, time.monotonic())
         self._watch.ended(ready.group)
-        self._ready.add(ready.group)
+        self._groups.ready(ready.group, ready.epoch)
+        if self._recovery is not None:
+            self._log.warning("engine_recovered", **self._recovery.serves(time.monotonic()))
+            self._recovery = None
         self._may_be_up()
 
     def _may_be_up(self) -> None:
         """Tell once that requests are taken, when they are on every way."""
-        if self._is_up or len(self._ready) < self._config.num_groups:
+        if self._is_up or self._groups.num_ready < self._config.num_groups:
             return
         if self._api is not None and not self._api.are_up:
             return
@@ -447,7 +452,8 @@ class Supervisor:
         seconds = self._start_clock.phases(time.monotonic())
         for phase, took_s in seconds.items():
             self._log.info("start_phase", phase=phase, seconds=took_s)
-        self._send(StartPhases(seconds))
+        self._start_phases = StartPhases(seconds)
+        self._engine.send(self._start_phases)
         self._note("cluster_ready", model=self._plan.model, front=self._listens.front_address)
         self._on_ready(
             ClusterReady(
@@ -466,31 +472,27 @@ class Supervisor:
         when = f" at step {lost.step}" if lost.step else ""
         message = f"{who} failed{when}: {lost.message}"
         self._watch.ended(lost.group)
+        self._groups.lost(lost.group, lost.epoch, restarts=lost.restarts)
         self._hands.stop(lost.group, lost.epoch, self._config.stop_timeout_s)
         if not self._is_up:
             raise StartFailed(message)
-        if not lost.restarts:
-            self._lost.add(lost.group)
-            if self._lost >= self._groups:
-                raise ClusterLost(message)
+        if not self._groups.num_wanted:
+            raise ClusterLost(message)
 
     # --- end ---
 
-    def _end_engine(self, engine: ChildProcess) -> None:
+    def _end_engine(self) -> None:
         """Let it tell clients and workers, and end; then make it end."""
         self._is_ending = True
         began = time.monotonic()
         drain_s = self._config.drain_s if self._is_up and self._stop_reason else 0.0
         deadline = began + drain_s + self._config.stop_timeout_s
-        if self._link is not None:
-            self._send(Shutdown(drain_s=drain_s, message=self._stop_reason or "the cluster ends"))
-            while not _has_ended(engine) and time.monotonic() < deadline:
+        if self._engine.is_linked:
+            message = self._stop_reason or "the cluster ends"
+            self._engine.send(Shutdown(drain_s=drain_s, message=message))
+            while not self._engine.has_ended and time.monotonic() < deadline:
                 self._turn(deadline)
-        engine.ask_to_end()
-        was_killed = engine.close(KILL_WAIT_S)
-        if self._link is not None:
-            self._link.close()
-            self._link = None
+        was_killed = self._engine.end()
         self._log.info("engine_ended", seconds=time.monotonic() - began, was_killed=was_killed)
 
     def _end_backend(self) -> None:
@@ -498,10 +500,6 @@ class Supervisor:
         began = time.monotonic()
         self.is_stuck = not self._hands.close(self._config.stop_timeout_s, BACKEND_PATIENCE_S)
         self._log.info("workers_ended", seconds=time.monotonic() - began, is_stuck=self.is_stuck)
-
-
-def _has_ended(process: ChildProcess) -> bool:
-    return bool(select.select([process.end_fd], (), (), 0.0)[0])
 
 
 def _tcp_address(host: str, port: int) -> str:

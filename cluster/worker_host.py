@@ -1,7 +1,8 @@
 """Hosts one rank: plans in, results out, until the engine says stop or is gone.
 
 The same host runs in a plain process and in a Ray actor. It knows nothing of how the rank
-computes (`Runner`) and nothing of who started it.
+computes (`Runner`) and nothing of who started it. A rank outlives its engine: it waits for the
+next one at the same address, keeps its weights and its KV pool, and forgets its sequences.
 """
 
 import os
@@ -76,6 +77,10 @@ class Runner(Protocol):
 
     def allocate(self, num_blocks: int) -> None: ...
 
+    def reset(self) -> None:
+        """Forget all sequences; weights and pool stay."""
+        ...
+
     def can_begin(self, plan: StepPlan) -> bool: ...
 
     def begin(self, plan: StepPlan) -> Step: ...
@@ -118,9 +123,20 @@ class WorkerHost:
         self._build = build
         self._log = log
         self._step = 0
+        self._start_s: dict[str, float] = {}
+        self._capacity: RankCapacity | None = None
+        """Measured once the weights are here"""
+        self._num_blocks = 0
+        """Of the pool; 0: there is none yet"""
+        self._is_met = False
+        """The engine at the other end of the link has answered."""
         self._faults = Faults(log)
         self._runner: Runner | None = None
-        self._link = DealerLink(
+        self._link = self._dial()
+
+    def _dial(self) -> DealerLink:
+        launch = self._launch
+        return DealerLink(
             launch.address,
             LinkLimits(
                 max_message_bytes=FROM_ENGINE.max_bytes, peer_timeout_s=launch.engine_timeout_s
@@ -132,8 +148,7 @@ class WorkerHost:
         """Load, serve, and close; the exit code of the process."""
         code = EXIT_DONE
         try:
-            self._start()
-            self._serve()
+            self._serve_engines()
         except EngineSaidStop as stop:
             self._log.info("worker_stopping", reason=stop)
         except LinkLost as error:
@@ -148,22 +163,52 @@ class WorkerHost:
                 self._runner.close()
         return code
 
-    def _start(self) -> None:
-        start_s: dict[str, float] = {}
+    def _serve_engines(self) -> None:
+        """Serve one engine, and whichever comes after it, in place of it.
+
+        Raises:
+            LinkLost: none came, at first or within `takeover_s` of the loss of the last one.
+        """
+        wait_s = self._launch.connect_timeout_s
+        while True:
+            try:
+                self._begin(wait_s)
+                self._serve()
+            except LinkLost as error:
+                wait_s = self._launch.takeover_s
+                if not (wait_s and self._is_met):
+                    raise
+                self._log.warning("engine_lost", step=self._step, waits_s=wait_s, error=error)
+            self._link.close()
+            self._link, self._is_met, self._step = self._dial(), False, 0
+
+    def _begin(self, wait_s: float) -> None:
+        """Come as far as taking plans; what is here already is not made again."""
         model_dir = self._find_model(self._launch.runner.model_dir)
         self._greet(model_dir)
-        spec = replace(self._launch.runner, model_dir=str(model_dir))
-        runner = self._runner = self._build(replace(self._launch, runner=spec))
+        if self._runner is None:
+            spec = replace(self._launch.runner, model_dir=str(model_dir))
+            self._runner = self._build(replace(self._launch, runner=spec))
         self._tell_phase("wait")
-        self._link.wait_connected(self._launch.connect_timeout_s)
+        self._link.wait_connected(wait_s)
+        self._is_met = True
         self._expect(MayLoad)
-        self._phase_ended("import", start_s)
+        is_loaded = self._capacity is not None
+        capacity = self._capacity = self._capacity or self._load(self._runner)
+        self._send(self._hello(capacity, is_loaded=is_loaded))
+        self._make_pool(self._runner, self._expect(PoolSize).num_blocks)
+        self._send(WorkerReady())
+        self._log.info("worker_ready", num_blocks=self._num_blocks, was_loaded=is_loaded)
+
+    def _load(self, runner: Runner) -> RankCapacity:
+        self._start_s = {}
+        self._phase_ended("import")
         self._tell_phase("load")
         runner.load(self._has_read)
-        self._phase_ended("load", start_s)
+        self._phase_ended("load")
         self._tell_phase("profile")
         capacity = msgspec.convert(runner.measure(), RankCapacity, from_attributes=True)
-        self._phase_ended("profile", start_s)
+        self._phase_ended("profile")
         self._log.info(
             "worker_loaded",
             weight_bytes=capacity.weight_bytes,
@@ -174,12 +219,15 @@ class WorkerHost:
             num_blocks=capacity.num_blocks,
             device=capacity.device,
         )
-        self._send(self._hello(capacity, start_s))
-        pool = self._expect(PoolSize)
+        return capacity
+
+    def _make_pool(self, runner: Runner, num_blocks: int) -> None:
         self._tell_phase("allocate")
-        runner.allocate(pool.num_blocks)
-        self._send(WorkerReady())
-        self._log.info("worker_ready", num_blocks=pool.num_blocks)
+        if num_blocks == self._num_blocks:
+            runner.reset()
+        else:
+            runner.allocate(num_blocks)
+            self._num_blocks = num_blocks
 
     def _greet(self, model_dir: Path) -> None:
         """Be known to the engine before anything takes time, and be compared with the others."""
@@ -223,11 +271,11 @@ class WorkerHost:
             raise WireError(f"expected a {kind.__name__}, got {type(message).__name__}")
         return message
 
-    def _phase_ended(self, name: str, start_s: dict[str, float]) -> None:
+    def _phase_ended(self, name: str) -> None:
         """Add a phase of the start: what has passed since the one before."""
-        start_s[name] = time.monotonic() - self._began - sum(start_s.values())
+        self._start_s[name] = time.monotonic() - self._began - sum(self._start_s.values())
 
-    def _hello(self, capacity: RankCapacity, start_s: dict[str, float]) -> WorkerHello:
+    def _hello(self, capacity: RankCapacity, *, is_loaded: bool) -> WorkerHello:
         launch = self._launch
         return WorkerHello(
             protocol=PROTOCOL_VERSION,
@@ -239,7 +287,8 @@ class WorkerHost:
             capacity=capacity,
             host=socket.gethostname(),
             pid=os.getpid(),
-            start_s=start_s,
+            start_s={} if is_loaded else self._start_s,
+            is_loaded=is_loaded,
         )
 
     def _serve(self) -> None:

@@ -60,7 +60,7 @@ class SlotTable:
     def __init__(
         self, *, max_num_seqs: int, max_model_len: int, block_size: int, num_blocks: int
     ) -> None:
-        self._block_size, self._num_blocks = block_size, num_blocks
+        self._block_size, self.num_blocks = block_size, num_blocks
         self._max_model_len = max_model_len
         self.tokens: Int32Array = np.zeros((max_num_seqs, max_model_len + 1), dtype=np.int32)
         """Token log; the extra column takes the token sampled at the very end of a context."""
@@ -281,9 +281,9 @@ class SlotTable:
             raise self._error(f"has slot {free} {what}, which holds no sequence")
 
     def _check_blocks(self, blocks: Int32Array) -> None:
-        if len(blocks) and (blocks.min() < 0 or blocks.max() >= self._num_blocks):
+        if len(blocks) and (blocks.min() < 0 or blocks.max() >= self.num_blocks):
             wrong = int(blocks.min() if blocks.min() < 0 else blocks.max())
-            raise self._error(f"names block {wrong}; the pool has 0 to {self._num_blocks - 1}")
+            raise self._error(f"names block {wrong}; the pool has 0 to {self.num_blocks - 1}")
 
     def _error(self, what: str) -> ProtocolError:
         return ProtocolError(f"the plan of step {self._step} {what}")

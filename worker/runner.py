@@ -47,7 +47,8 @@ SCORED_AT_ONCE = 64
 class ModelRunner:
     """One rank of a worker group: its part of the model, its K/V and its slot table.
 
-    Call `load`, `measure` and `allocate` once, in this order, then `execute` for each plan.
+    Call `load`, `measure` and `allocate` once, in this order, then `execute` for each plan; after
+    `reset`, plans begin anew.
     Every rank of the group makes the same calls. With several pipeline stages a rank waits for
     the stage before and passes on to the one after; the first rank of the last stage samples
     and answers, and every plan carries all of its tokens.
@@ -183,16 +184,39 @@ class ModelRunner:
     def allocate(self, num_blocks: int) -> None:
         """Make the pool: the least capacity of the group's ranks."""
         self._store = KVStore(self._geometry, num_blocks, self._kv_dtype, self._device)
-        self._table = SlotTable(
+        self._table = self._empty_table(num_blocks)
+        self._program = self._make_program(self._store.layers)
+        if self._uses_graphs:
+            self._graphs = self._make_graphs(self._store.layers)
+            self._graphs.record()
+
+    def reset(self) -> None:
+        """Forget all sequences, as after `allocate`; weights and pool stay, and so does what was
+        recorded over them. Waits for steps that the device still computes.
+
+        Raises:
+            CollectiveFailed: the ranks had not all had the same plans. The group must be
+                restarted.
+        """
+        assert self._table is not None, "allocate comes before reset"
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+        self._communicator.start_step(0)
+        self._pipes.start_step(0)
+        self._communicator.all_reduce(torch.zeros(1, device=self._device))
+        self._pipes.meet(torch.zeros(1, device=self._device))
+        self._table = self._empty_table(self._table.num_blocks)
+        self._scores = PromptScores(self._config.max_num_seqs)
+        if self._sampler is not None:
+            self._sampler.reset()
+
+    def _empty_table(self, num_blocks: int) -> SlotTable:
+        return SlotTable(
             max_num_seqs=self._config.max_num_seqs,
             max_model_len=self.max_model_len,
             block_size=self._config.block_size,
             num_blocks=num_blocks,
         )
-        self._program = self._make_program(self._store.layers)
-        if self._uses_graphs:
-            self._graphs = self._make_graphs(self._store.layers)
-            self._graphs.record()
 
     def execute(self, plan: StepPlan) -> StepResult | None:
         """`begin` and `LaunchedStep.finish` at once."""

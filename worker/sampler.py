@@ -139,6 +139,12 @@ class Sampler:
         if self._guide is not None:
             self._guide.release(slot)
 
+    def reset(self) -> None:
+        """Forget all sequences."""
+        for slot in np.flatnonzero(self._is_held).tolist():
+            self.release(slot)
+        self._asked = None
+
     def needs_history(self, slots: Int32Array, positions: Int32Array) -> bool:
         """Whether a token at one of these positions depends on more of the past than the logits."""
         return bool((positions < self._edited_until[slots]).any())

@@ -46,6 +46,7 @@ class Script:
     released: threading.Event = field(default_factory=threading.Event)
     """Ends a hang."""
     has_loaded: bool = False
+    num_resets: int = 0
     plans: list[StepPlan] = field(default_factory=list)
     done: dict[int, threading.Event] = field(default_factory=dict)
     """By step: until then a device computes it, and its host is free."""
@@ -98,6 +99,10 @@ class ScriptedRunner:
 
     def allocate(self, num_blocks: int) -> None:
         assert num_blocks <= self._script.num_blocks
+
+    def reset(self) -> None:
+        self._script.num_resets += 1
+        self._script.plans.clear()
 
     def can_begin(self, plan: StepPlan) -> bool:
         return plan.step not in self._script.alone

@@ -453,13 +453,13 @@ def test_a_killed_rank_is_restarted_if_that_is_wanted_and_no_token_is_lost(
 
 
 @pytest.mark.slow
-def test_the_cluster_ends_when_its_engine_is_killed(clusters: Clusters) -> None:
-    cluster = clusters.start()
+def test_the_cluster_ends_when_its_engine_is_killed_too_often(clusters: Clusters) -> None:
+    cluster = clusters.start(max_engine_restarts=0)
     cluster.up()
     cluster.engine().kill()
 
     assert cluster.wait() == 1
-    assert "the engine process ended: killed by signal 9" in cluster.text
+    assert "the engine process ended: killed by signal 9; max_engine_restarts=0" in cluster.text
     cluster.check_nothing_is_left()
 
 

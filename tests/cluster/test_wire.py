@@ -124,6 +124,7 @@ TO_ENGINE = (
     messages.WorkerFailed(group=0, epoch=1, rank=1, step=5, message="boom"),
     StepResult(epoch=1, step=2, token=int32([4]), logprobs=ROWS, compute_s=0.5),
     messages.SupervisorHello(protocol=1, engine_id="e", key="k"),
+    messages.Ping(),
     messages.GroupStopped(0, 1),
     messages.StartPhases({"plan": 0.5, "load": 1.5}),
     messages.Shutdown(drain_s=1.0),
@@ -149,6 +150,7 @@ FROM_ENGINE = (
     messages.AvoidNodes(("n1",)),
     messages.StartGroup(0, 2),
     messages.RetireGroup(0, 2),
+    messages.Pong(),
     messages.GroupReady(group=0, epoch=1, num_blocks=8),
     messages.GroupLost(group=0, epoch=1, message="rank 1 died", rank=1, step=5, restarts=True),
 )
