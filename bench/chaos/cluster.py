@@ -21,7 +21,9 @@ SHARED_MEMORY = Path("/dev/shm")
 class Served:
     """One cluster of processes on this host, in a folder of its own. Use it with `with`."""
 
-    def __init__(self, model: Path, log: Path, options: Sequence[str]) -> None:
+    def __init__(
+        self, model: Path, log: Path, options: Sequence[str], *, allows_chaos: bool = True
+    ) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="stoker-chaos-")
         self.folder = Path(self._folder.name)
         self._shared_before = _shared_files()
@@ -30,8 +32,9 @@ class Served:
         self.process = subprocess.Popen(
             [
                 *(sys.executable, "-m", "stoker.cli", "serve", str(model)),
-                *("--backend", "local", "--allow-chaos", "--port", "0"),
+                *("--backend", "local", "--port", "0"),
                 *("--socket-dir", str(self.folder), *options),
+                *(("--allow-chaos",) if allows_chaos else ()),
             ],
             stdout=subprocess.PIPE,
             stderr=self._log,
