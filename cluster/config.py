@@ -230,9 +230,25 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         Positive, setting("Longest time of each part of stopping before it is killed.")
     ] = 5.0
     max_restarts: Annotated[
-        NotNegative, setting("Restarts in a row of a lost group; 0: it stays lost.")
-    ] = 0
+        NotNegative,
+        setting("Restarts in a row of a lost group; 0: it stays lost, and its streams with it."),
+    ] = 3
+    poison_after: Annotated[
+        NotNegative,
+        setting(
+            "Failures of a group, without a token in between, after which a request that was "
+            "computed each time is given up; 0: never."
+        ),
+    ] = 2
+    no_workers_s: Annotated[
+        TimeOrNone,
+        setting("How long requests wait while no group serves but one may come back."),
+    ] = 30.0
 
+    longest_restart_pause_s: Annotated[
+        TimeOrNone,
+        setting("A lost group waits before it restarts: 1 s, then twice as long, up to this."),
+    ] = 30.0
     takeover_s: Annotated[
         TimeOrNone,
         setting(
@@ -335,6 +351,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             max_waiting_requests=self.max_waiting_requests,
             max_waiting_tokens=self.max_waiting_tokens,
             max_queue_s=self.max_queue_s,
+            poison_after=self.poison_after,
             exclusive_phases=self.exclusive_phases,
         )
 

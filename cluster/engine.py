@@ -32,6 +32,7 @@ from cluster.groups import (
     Instruction,
     LetLoad,
     Lose,
+    LossReason,
     Refuse,
     RestartPolicy,
     Retire,
@@ -39,6 +40,7 @@ from cluster.groups import (
     SizePool,
     Start,
     WorkerGroup,
+    why_lost,
 )
 from cluster.lanes import Lane
 from cluster.links import EngineLinks
@@ -68,7 +70,9 @@ from cluster.messages import (
     WorkerGreeting,
     WorkerHello,
 )
+from cluster.recovery import Recoveries
 from cluster.scaling import ScaleLimits, why_no_room
+from cluster.shortage import Shortage
 from cluster.status import build_status
 from cluster.step_feed import StepFeed
 from cluster.wire import FROM_ENGINE, PROTOCOL_VERSION
@@ -80,6 +84,10 @@ from scheduler.outbox import Outgoing
 from scheduler.plan import StepPlan, StepResult
 from scheduler.request import Finish
 from scheduler.scheduler import Scheduler
+from scheduler.sequences import Sequence
+
+RETRY_AFTER_S = 5.0
+"""When to come again who is refused because groups are being restarted."""
 
 STUCK_WAIT_S = 0.01
 """Pause before planning again when there was work but no plan."""
@@ -152,6 +160,8 @@ class Engine:
             log,
         )
         self._lanes: dict[int, Lane] = {}
+        self._recoveries = Recoveries()
+        self._shortage = Shortage(launch.no_workers_s)
         self._news: list[Outgoing] = []
         self._next_turned_away = 1
         """Connections of which the log speaks next."""
@@ -171,7 +181,10 @@ class Engine:
             group,
             self._launch.num_ranks,
             start_timeout_s=self._launch.start_timeout_s,
-            policy=RestartPolicy(max_restarts=self._launch.max_restarts),
+            policy=RestartPolicy(
+                max_restarts=self._launch.max_restarts,
+                longest_pause_s=self._launch.longest_restart_pause_s,
+            ),
             now=now,
             num_stages=self._launch.scheduler.num_stages,
             before=before,
@@ -217,6 +230,7 @@ class Engine:
         deadlines = [group.next_deadline for group in self._groups.values()]
         deadlines += [self._step_deadline(lane) for lane in self._lanes.values()]
         deadlines += [self._front.next_deadline, self._stop_at, self._changes.next_deadline]
+        deadlines += [self._shortage.next_deadline]
         deadlines += [self._chaos.next_deadline]
         if self._scheduler is not None:
             deadlines.append(self._scheduler.next_deadline())
@@ -249,11 +263,15 @@ class Engine:
                     f"step {lane.step} was not answered within step_timeout_s="
                     f"{self._launch.step_timeout_s:g}"
                 )
-                self._fail(number, lane.epoch, -1, why, now, step=lane.step)
+                self._fail(number, lane.epoch, -1, why, now, reason="hung", step=lane.step)
         if self._scheduler is not None:
             self._news += self._scheduler.expire(now)
             if self._stop_at is None:
                 self._follow(self._changes.keep_time(self._scheduler, now), now)
+        if self._shortage.runs_out(now):
+            self._end_waiting(now)
+        for recovery in self._recoveries.look(self._scheduler, now):
+            self._log.info("group_recovered", **recovery.fields())
         self._front.keep_time(now)
         self._chaos.keep_time(now)
 
@@ -284,7 +302,15 @@ class Engine:
                         self._links.back.send(peer, frame)
                     except PeerGone as error:
                         if not error.has_left:  # else its last words come first
-                            self._fail(number, lane.epoch, rank, str(error), now, step=plan.step)
+                            self._fail(
+                                number,
+                                lane.epoch,
+                                rank,
+                                str(error),
+                                now,
+                                reason="hung",
+                                step=plan.step,
+                            )
 
     def _plan(self, scheduler: Scheduler, number: int, now: float) -> StepPlan | None:
         began = self._clock()
@@ -316,10 +342,18 @@ class Engine:
                     self._follow(self._groups[number].left(peer, now), now)
                 case WorkerFailed():
                     self._fail(
-                        event.group, event.epoch, event.rank, event.message, now, step=event.step
+                        event.group,
+                        event.epoch,
+                        event.rank,
+                        event.message,
+                        now,
+                        reason="raised" if event.key else "died",
+                        step=event.step,
                     )
                 case GroupStopped(group=number, epoch=epoch):
                     if number in self._groups:
+                        if epoch == self._groups[number].epoch:
+                            self._recoveries.fenced(number, now)
                         self._follow(self._groups[number].stopped(epoch, now), now)
                 case StartPhases(seconds=seconds):
                     self._start_s = seconds
@@ -373,7 +407,15 @@ class Engine:
         try:
             outcome = self._scheduler.apply(number, result, now)
         except ProtocolError as error:
-            self._fail(number, lane.epoch, lane.answering, str(error), now, step=result.step)
+            self._fail(
+                number,
+                lane.epoch,
+                lane.answering,
+                str(error),
+                now,
+                reason="wrong",
+                step=result.step,
+            )
             return
         self._news += outcome
         self._scheduler.meter.took("apply", self._clock() - began)
@@ -385,7 +427,15 @@ class Engine:
     # --- groups ---
 
     def _fail(
-        self, number: int, epoch: int, rank: int, message: str, now: float, *, step: int = 0
+        self,
+        number: int,
+        epoch: int,
+        rank: int,
+        message: str,
+        now: float,
+        *,
+        reason: LossReason,
+        step: int = 0,
     ) -> None:
         if number not in self._groups:
             self._back.drop(f"news of group {number}, which does not exist")
@@ -393,11 +443,15 @@ class Engine:
         self._log.warning(
             "rank_failed", group=number, epoch=epoch, rank=rank, step=step, error=message
         )
-        self._follow(self._groups[number].failed(epoch, rank, message, step=step, now=now), now)
+        failed = self._groups[number].failed(
+            epoch, rank, message, reason=reason, step=step, now=now
+        )
+        self._follow(failed, now)
 
     def _follow(self, instructions: Iterable[Instruction], now: float) -> None:
         """Do what a group's state machine asks for."""
         for instruction in instructions:
+            self._recoveries.follow(instruction, now)
             match instruction:
                 case LetLoad(peers=peers):
                     for peer in peers:
@@ -425,7 +479,7 @@ class Engine:
             scheduler = self._scheduler_for(limits)
             self._news += scheduler.add_group(ready.group, ready.epoch, ready.num_blocks, now)
         except ConfigError as error:
-            self._fail(ready.group, ready.epoch, -1, str(error), now)
+            self._fail(ready.group, ready.epoch, -1, str(error), now, reason="wrong")
             return
         stages = self._launch.scheduler.num_stages
         answering = group.num_ranks // stages * (stages - 1)
@@ -441,6 +495,7 @@ class Engine:
                 start_s=group.start_s,
             )
         )
+        self._shortage.ends()
         self._front.open(scheduler, self._server_info(limits), now)
 
     def change(self, wish: Change, now: float) -> Changed:
@@ -513,21 +568,31 @@ class Engine:
         if lost.retires:
             self._retire(lost.group, lost.epoch, now)
             return
+        group = self._groups[lost.group]
         lane = self._lanes.pop(lost.group, None)
         if lane is not None and not lost.step:
             lost = replace(lost, step=lane.step)
+        why = why_lost(lost)
+        moved: list[Sequence] = []
+        if lane is not None:
+            assert self._scheduler is not None
+            moved = self._scheduler.groups[lost.group].sequences
+            self._news += self._take_back(group, why, now)
+            lost = replace(lost, restarts=group.restarts)
         self._log.error(
             "group_lost",
             group=lost.group,
             epoch=lost.epoch,
             rank=lost.rank,
             step=lost.step,
+            reason=lost.reason,
             restarts=lost.restarts,
+            num_moved=len(moved),
             error=lost.message,
         )
-        if lane is not None:
-            assert self._scheduler is not None
-            self._news += self._scheduler.lose_group(lost.group, now)
+        if lane is not None or group.num_restarts:
+            noticed_s = 0.0 if lane is None else lane.silent_s(now)
+            self._recoveries.lost(lost, moved, noticed_s, now)
         self._back.dismiss(lost.group, f"group {lost.group} was lost: {lost.message}")
         self._back.tell_supervisor(
             GroupLost(
@@ -539,14 +604,33 @@ class Engine:
                 restarts=lost.restarts,
             )
         )
+        if not self._lanes:
+            self._shortage.begins(why, now)
         if not any(group.has_hope for group in self._groups.values()):
-            self._give_up(lost, now)
+            self._end_waiting(now)
 
-    def _give_up(self, lost: Lose, now: float) -> None:
-        who = f"rank {lost.rank} of group {lost.group}" if lost.rank >= 0 else f"group {lost.group}"
-        when = f" at step {lost.step}" if lost.step else ""
-        why = f"no worker group is left: {who} failed{when}: {lost.message}"
-        self._front.lack_workers(why)
+    def _take_back(self, group: WorkerGroup, why: str, now: float) -> list[Outgoing]:
+        """The scheduler's part of a loss. A request that is found to be its cause has ended, and
+        the group is not to blame."""
+        assert self._scheduler is not None
+        num_before = self._scheduler.counters.poisoned
+        news = self._scheduler.lose_group(group.group, now, why)
+        if self._scheduler.counters.poisoned > num_before:
+            self._log.warning("request_given_up", group=group.group, reason="poison")
+            group.excuse()
+        return news
+
+    def _end_waiting(self, now: float) -> None:
+        """No group takes plans, and none did for too long, or none will: refuse who waits and who
+        comes, until one does."""
+        has_hope = any(group.has_hope for group in self._groups.values())
+        why = f"no worker group is left: {self._shortage.why}"
+        if has_hope:
+            why = (
+                f"no worker group has taken requests for no_workers_s="
+                f"{self._launch.no_workers_s:g}; the last one was lost: {self._shortage.why}"
+            )
+        self._front.lack_workers(why, RETRY_AFTER_S if has_hope else None, now)
         if self._scheduler is not None:
             self._news += self._scheduler.fail_waiting(why, now)
 
@@ -580,7 +664,9 @@ class Engine:
             self._log.warning("metric_errors", total=meter.num_errors, error=meter.last_error)
         try:
             stats = None if scheduler is None else scheduler.stats()
-            return build_metrics(self.status(now), stats, meter, self._front.refused, self._start_s)
+            return build_metrics(
+                self.status(now), stats, meter, self._front.refused, self._start_s, self._recoveries
+            )
         except Exception as error:
             self._log.error("metrics_failed", error=repr(error))
             return EngineMetrics(model=self._launch.model, values={}, distributions={})

@@ -60,10 +60,13 @@ class EngineLaunch(Struct, frozen=True, kw_only=True):
     last_words_s: float = 1.0
     """How long the last messages may take to leave when the engine ends."""
     max_restarts: int = 0
+    no_workers_s: float = 30.0
+    """How long requests wait for a group when there is none."""
     client_queue: int = 1000
     front_keys: ServerKeys | None = None
     back_keys: ServerKeys | None = None
     """With them, a tcp:// socket is encrypted."""
+    longest_restart_pause_s: float = 30.0
     allow_chaos: bool = False
     """Whether clients may inject faults."""
     journal: str = ""

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 
 from cluster.messages import Distribution, EngineMetrics, Sample, Status
+from cluster.recovery import Recoveries
 from scheduler.meter import Histogram, Meter
 from scheduler.request import Finish
 from scheduler.stats import SchedulerStats
@@ -19,6 +20,7 @@ def build_metrics(
     meter: Meter,
     refused: Mapping[str, int],
     start_s: Mapping[str, float],
+    recoveries: Recoveries,
 ) -> EngineMetrics:
     """All families of `cluster.metrics.ENGINE`, by name.
 
@@ -26,13 +28,16 @@ def build_metrics(
         stats: None until the first group is ready.
         refused: requests that were refused before the scheduler saw them, by reason.
         start_s: seconds of each phase of the start; empty until it is over.
+        recoveries: from losses of worker groups.
     """
     return EngineMetrics(
         model=status.model,
         values=_gauges(status, stats)
         | {"start_seconds": _each(start_s.items())}
-        | _counters(status, stats, meter, refused),
-        distributions=_distributions(meter),
+        | _counters(status, stats, meter, refused)
+        | {"group_restarts": _each(recoveries.num_restarts.items())},
+        distributions=_distributions(meter)
+        | {"recovery_seconds": tuple(_of(h, phase) for phase, h in recoveries.seconds.items())},
     )
 
 
@@ -89,6 +94,7 @@ def _counters(
         ),
         "prefix_cache_queried_tokens": _one(stats.queried_tokens if stats else 0),
         "prefix_cache_hit_tokens": _one(totals.cached_tokens),
+        "requests_poisoned": _one(stats.poisoned if stats else 0),
         "dropped_tokens": _one(stats.dropped_tokens if stats else 0),
         "preemptions": _one(totals.num_preemptions),
         "steps": _each(_steps(stats)),

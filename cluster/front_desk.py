@@ -81,6 +81,7 @@ class FrontDesk:
         self._info: ServerInfo | None = None
         self._stopping: EngineStopping | None = None
         self._no_workers = ""
+        self._retry_after_s: float | None = None
 
     # --- what the engine does with it ---
 
@@ -91,9 +92,28 @@ class FrontDesk:
         if is_news:
             self._tell_all(info, now)
 
-    def lack_workers(self, why: str) -> None:
-        """Refuse requests, since no group is left or will come."""
-        self._no_workers = why
+    def lack_workers(self, why: str, retry_after_s: float | None, now: float) -> None:
+        """Refuse requests until `open`, and those that wait and have no token yet.
+
+        `retry_after_s`: None if no group will come.
+        """
+        self._no_workers, self._retry_after_s = why, retry_after_s
+        if self._scheduler is None:
+            return
+        fresh = [s for s in self._scheduler.waiting if len(s.tokens) == s.num_prompt]
+        for sequence in fresh:
+            handle = sequence.request.handle
+            self._scheduler.abort(sequence.client, [handle], now)
+            self._count_refused("no_workers")
+            self._send(sequence.client, self._lacks(handle), now)
+
+    def _lacks(self, handle: int) -> Rejection:
+        return Rejection(
+            handle=handle,
+            reason="no_workers",
+            message=self._no_workers,
+            retry_after_s=self._retry_after_s,
+        )
 
     def close(self, message: str, drain_s: float, now: float) -> None:
         """Take no more requests; those that were taken go on."""
@@ -222,7 +242,7 @@ class FrontDesk:
                 retry_after_s=max(1.0, self._stopping.drain_s),
             )
         if self._no_workers:
-            return Rejection(handle=handle, reason="no_workers", message=self._no_workers)
+            return self._lacks(handle)
         if self._scheduler is None:
             return Rejection(
                 handle=handle, reason="no_workers", message=_LOADING, retry_after_s=1.0

@@ -37,6 +37,11 @@ State: TypeAlias = Literal[
     "starting", "sizing", "ready", "lost", "waiting", "stopped", "draining", "retiring", "retired"
 ]
 
+LossReason: TypeAlias = Literal["died", "raised", "hung", "cut", "wrong", "start"]
+"""Why a group was lost: a process of it ended; a rank raised an error; a step was not answered in
+time; a rank's connection ended and nobody says why; a rank answered what it was not asked; it was
+not ready yet, whatever happened."""
+
 GONE: tuple[State, ...] = ("stopped", "retiring", "retired")
 """States in which a group computes nothing and will not by itself."""
 
@@ -46,8 +51,8 @@ class RestartPolicy:
     """Whether a lost group comes back. A group that never was ready does not."""
 
     max_restarts: int = 0
-    """Restarts in a row, without `stable_s` of service between them. 0: a lost group stays
-    lost."""
+    """Restarts in a row, without `stable_s` of service between them. A start that fails counts as
+    well. 0: a lost group stays lost."""
     first_pause_s: float = 1.0
     """Before the first restart; each further pause is twice as long."""
     longest_pause_s: float = 30.0
@@ -59,6 +64,7 @@ class RestartPolicy:
 class LetLoad:
     """Tell these peers that they may load their weights."""
 
+    group: int
     peers: tuple[bytes, ...]
 
 
@@ -66,6 +72,7 @@ class LetLoad:
 class SizePool:
     """Send these peers the number of blocks that each rank can hold."""
 
+    group: int
     peers: tuple[bytes, ...]
     num_blocks: int
 
@@ -91,8 +98,16 @@ class Lose:
     step: int
     was_ready: bool
     restarts: bool
+    reason: LossReason = "died"
     retires: bool = False
     """It was about to leave anyway."""
+
+
+def why_lost(lost: Lose) -> str:
+    """In words: who failed, when, and why."""
+    who = f"rank {lost.rank} of group {lost.group}" if lost.rank >= 0 else f"group {lost.group}"
+    when = f" at step {lost.step}" if lost.step else ""
+    return f"{who} failed{when}: {lost.message}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +187,10 @@ class WorkerGroup:
         self.num_blocks = 0
         self.message = ""
         """Why it was lost last."""
+        self.num_losses = 0
+        """In all, those of starts that failed included."""
+        self.num_restarts = 0
+        """In all."""
         self.max_model_len = 0
         self.vocab_size = 0
         self._policy = policy
@@ -181,7 +200,8 @@ class WorkerGroup:
         """A rank whose connection ended, and until when somebody may say why."""
         self._was_ever_ready = False
         self._ready_since = 0.0
-        self._num_restarts = 0
+        self._num_in_row = 0
+        """Restarts since it last served for long."""
         self._takeover_s = 0.0
         """How long ranks that are loaded may take to come back; 0: they start."""
         if before is not None:
@@ -226,8 +246,13 @@ class WorkerGroup:
         return self.has_hope and self.state != "draining"
 
     @property
+    def restarts(self) -> bool:
+        """Whether it is lost and will be started again."""
+        return self.state == "waiting" or (self.state == "lost" and self._may_restart)
+
+    @property
     def _may_restart(self) -> bool:
-        return self._was_ever_ready and self._num_restarts < self._policy.max_restarts
+        return self._was_ever_ready and self._num_in_row < self._policy.max_restarts
 
     def is_on(self, nodes: Collection[str]) -> bool:
         """Whether a rank is on one of these nodes, by any name that the node goes by."""
@@ -249,7 +274,8 @@ class WorkerGroup:
 
     @property
     def host_bytes(self) -> int:
-        """That its ranks take when every block has been written: weights, a step, K/V."""
+        """That another such group takes of the host when every block has been written: a step,
+        K/V, and weights unless they are shared."""
         each = (rank.hello.capacity for rank in self.ranks.values())
         fixed = sum(one.weight_bytes + one.activation_bytes + RANK_BYTES for one in each)
         return fixed + self.num_blocks * self.block_bytes
@@ -291,7 +317,7 @@ class WorkerGroup:
             return []
         untold = tuple(peer for peer, _ in self._greeted.values() if peer not in self._may_load)
         self._may_load.update(untold)
-        return [LetLoad(untold)]
+        return [LetLoad(self.group, untold)]
 
     def moved(self, phase: RankPhase) -> bool:
         """A rank has come further in its start; whether that is of the present epoch."""
@@ -321,7 +347,7 @@ class WorkerGroup:
         self.vocab_size, self.max_model_len = limits.pop()
         self.num_blocks = min(each.num_blocks for each in capacities)
         self.state = "sizing"
-        return [SizePool(self.peers, self.num_blocks)]
+        return [SizePool(self.group, self.peers, self.num_blocks)]
 
     def _complaint(self, hello: WorkerGreeting | WorkerHello) -> str:
         if hello.epoch != self.epoch:
@@ -357,7 +383,14 @@ class WorkerGroup:
         return [Serve(self.group, self.epoch, self.num_blocks)]
 
     def failed(
-        self, epoch: int, rank: int, message: str, *, step: int = 0, now: float
+        self,
+        epoch: int,
+        rank: int,
+        message: str,
+        *,
+        reason: LossReason = "died",
+        step: int = 0,
+        now: float,
     ) -> list[Instruction]:
         """A rank, or the group (-1), cannot go on. Only the first failure of an epoch counts."""
         if epoch != self.epoch or self.state not in ("starting", "sizing", "ready", "draining"):
@@ -365,8 +398,9 @@ class WorkerGroup:
         retires = self.state == "draining"
         was_ready = self.state in ("ready", "draining")
         if was_ready and now - self._ready_since >= self._policy.stable_s:
-            self._num_restarts = 0
+            self._num_in_row = 0
         self.message = message
+        self.num_losses += 1
         self._forget_ranks("retiring" if retires else "lost")
         return [
             Lose(
@@ -377,6 +411,7 @@ class WorkerGroup:
                 step=step,
                 was_ready=was_ready,
                 restarts=self._may_restart and not retires,
+                reason=reason if was_ready else "start",
                 retires=retires,
             )
         ]
@@ -407,13 +442,17 @@ class WorkerGroup:
             self.state = "retired"
         if self.state == "lost":
             if self._may_restart:
-                pause_s = self._policy.first_pause_s * 2**self._num_restarts
+                pause_s = self._policy.first_pause_s * 2**self._num_in_row
                 self._wake_at = now + min(pause_s, self._policy.longest_pause_s)
-                self._num_restarts += 1
+                self._num_in_row += 1
                 self.state = "waiting"
             else:
                 self.state = "stopped"
         return lost
+
+    def excuse(self) -> None:
+        """Its losses were a request's fault, and nothing is held against it any more."""
+        self._num_in_row = 0
 
     # --- leaving, and coming back ---
 
@@ -450,7 +489,7 @@ class WorkerGroup:
         """Start again a group that has left, or that could not go on."""
         assert self.state in ("retired", "stopped"), self.state
         self._was_ever_ready = False
-        self._num_restarts = 0
+        self._num_in_row = 0
         self.message = ""
         return [self._start(now)]
 
@@ -463,10 +502,13 @@ class WorkerGroup:
     def tick(self, now: float) -> list[Instruction]:
         """Time has passed: a pause may be over, or a start may have taken too long."""
         if self._left is not None and now >= self._left[1]:
-            return self.failed(self.epoch, self._left[0], "its connection ended", now=now)
+            return self.failed(
+                self.epoch, self._left[0], "its connection ended", reason="cut", now=now
+            )
         if self._wake_at is None or now < self._wake_at:
             return []
         if self.state == "waiting":
+            self.num_restarts += 1
             return [self._start(now)]
         if self.state == "draining":
             return self.retire()

@@ -51,6 +51,10 @@ class Lane:
         """When the oldest plan must be answered; None: there is none."""
         return None if self._busy_since is None else self._busy_since + step_timeout_s
 
+    def silent_s(self, now: float) -> float:
+        """Since it was last known to live: it answered, or was given the plan that it owes."""
+        return 0.0 if self._busy_since is None else now - self._busy_since
+
     def steps_per_s(self, now: float) -> float:
         """Over the last seconds; 0 when idle for as long."""
         while self._recent and now - self._recent[0][0] > WINDOW_S:

@@ -268,7 +268,9 @@ class GroupStatus(Struct, frozen=True, kw_only=True, omit_defaults=True):
     steps_per_s: float = 0.0
     """Over the last ten seconds or so; 0 when idle."""
     message: str = ""
-    """Why it was lost."""
+    """Why it was lost last; empty: it never was."""
+    num_restarts: int = 0
+    """In all"""
 
 
 class Totals(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -309,7 +311,8 @@ class Status(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="t
     engine_id: str
     model: str
     state: str
-    """starting, serving, stopping or failed (no worker group is left)"""
+    """starting, serving, recovering (no worker group serves, but one may come back), stopping or
+    failed (no worker group is left)"""
     uptime_s: float
     num_clients: int = 0
     num_running: int = 0

@@ -70,8 +70,9 @@ ENGINE: Sequence[Family] = (
         "Where the time from launch to readiness went, by phases that follow one another: `plan` "
         "until the parts are being started, `backend` until Ray (if used) is up, `place` until "
         "the ranks' processes are started; then of the rank that was last `import` (its code), "
-        "`load` (weights), `profile` (the largest step once); `allocate` until all ranks have "
-        "their K/V; `serve` until requests are taken on every way.",
+        "`load` (weights) or `map` (weights that its host had kept), `profile` (the largest step "
+        "once); `allocate` until all ranks have their K/V; `serve` until requests are taken on "
+        "every way.",
         "phase",
     ),
     _gauge(
@@ -136,6 +137,18 @@ ENGINE: Sequence[Family] = (
         vllm="prefix_cache_queries",
     ),
     _counter("prefix_cache_hit_tokens", "Of these, found.", vllm="prefix_cache_hits"),
+    _counter(
+        "requests_poisoned",
+        "Requests given up because worker groups failed whenever they were computed.",
+    ),
+    _counter(
+        "group_restarts",
+        "Starts of worker groups after a loss, by why they were lost: `died` (a process of it "
+        "ended), `raised` (a rank raised an error), `hung` (a step was not answered in time), "
+        "`cut` (a connection ended), `wrong` (a rank answered what it was not asked), `start` (it "
+        "was not ready yet).",
+        "reason",
+    ),
     _counter("dropped_tokens", "Tokens sampled for requests that had ended meanwhile."),
     _counter(
         "preemptions", "Running sequences that had to give up their blocks.", vllm="num_preemptions"
@@ -229,6 +242,16 @@ ENGINE: Sequence[Family] = (
         "rank that answers: `forward` waits for the stage before, if there is one, and runs the "
         "layers, `sample` the rest (on GPUs it also waits for the layers). `wire` is what is left "
         "of the time between two answers: encoding, sockets, reading.",
+        "phase",
+    ),
+    _histogram(
+        "recovery_seconds",
+        LATENCY_S,
+        "Recoveries from losses of worker groups, by phase: `noticed` since the group last gave a "
+        "sign of life; then one after the other `fenced` until no process of it was left, `paused` "
+        "until it was started again, `respawned` until its ranks had come, `weights` until they "
+        "had loaded, `allocated` until it served; from the loss on, `ready` until it served and "
+        "`first_token` until one of its streams went on, in whichever group.",
         "phase",
     ),
 )

@@ -50,7 +50,9 @@ def _state(is_stopping: bool, lanes: Mapping[int, Lane], groups: Collection[Work
         return "stopping"
     if lanes:
         return "serving"
-    return "starting" if any(group.has_hope for group in groups) else "failed"
+    if not any(group.has_hope for group in groups):
+        return "failed"
+    return "recovering" if any(group.num_losses for group in groups) else "starting"
 
 
 def _group_status(
@@ -68,6 +70,7 @@ def _group_status(
         num_steps=0 if lane is None else lane.num_steps,
         steps_per_s=0.0 if lane is None else lane.steps_per_s(now),
         message=group.message,
+        num_restarts=group.num_restarts,
     )
 
 

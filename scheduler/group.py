@@ -100,6 +100,11 @@ class Group:
         return len(self.running.order)
 
     @property
+    def sequences(self) -> list[Sequence]:
+        """Those that run, and preempted ones whose last answers are awaited."""
+        return self.running.in_order() + [sequence for _, sequence in self.leaving.values()]
+
+    @property
     def load(self) -> int:
         """Tokens that the running sequences would compute next."""
         rows = self.running

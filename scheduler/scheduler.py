@@ -207,7 +207,7 @@ class Scheduler:
 
     def next_deadline(self) -> float | None:
         """When `expire` must be called next."""
-        while self._deadlines and not self._is_live(self._deadlines[0][2]):
+        while self._deadlines and not self.is_live(self._deadlines[0][2]):
             heapq.heappop(self._deadlines)
         return self._deadlines[0][0] if self._deadlines else None
 
@@ -253,8 +253,16 @@ class Scheduler:
             ],
         ).batches()
 
-    def _is_live(self, sequence: Sequence) -> bool:
+    def is_live(self, sequence: Sequence) -> bool:
+        """Whether it has not ended."""
         return self.live.get((sequence.client, sequence.request.handle)) is sequence
+
+    def length(self, sequence: Sequence) -> int:
+        """Its tokens that are known, wherever it is; of one that has ended, those it had when it
+        last waited."""
+        if sequence.slot < 0 or sequence.group_id is None:
+            return len(sequence.tokens)
+        return int(self.groups[sequence.group_id].running.confirmed[sequence.slot])
 
     def _end(self, sequence: Sequence, finish: Finish, now: float) -> None:
         """Forget the sequence, wherever it is."""

@@ -58,8 +58,7 @@ class Suspects:
         ends: dict[int, int] = {}
         for issued in group.unanswered:
             ends |= dict(zip(issued.serial.tolist(), issued.end.tolist(), strict=True))
-        inside = group.running.in_order() + [s for _, s in group.leaving.values()]
-        struck = [sequence for sequence in inside if sequence.serial in ends]
+        struck = [sequence for sequence in group.sequences if sequence.serial in ends]
         for sequence in struck:
             suspect = self._by_serial.setdefault(sequence.serial, _Suspect(sequence, 0, 0))
             suspect.num_failures += 1

@@ -50,7 +50,7 @@ def print_status(address: str, status: Status, http_address: str = "") -> None:
     )
     if http_address:
         console.print(f"HTTP at {http_address}")
-    groups = Table("group", "epoch", "state", "running", "blocks", "cached", "steps", "steps/s")
+    groups = Table("group", "epoch", "state", "restarts", "running", "blocks", "cached", "steps", "steps/s")
     ranks = Table("rank", "stage", "state", "node", "pid", "device", "blocks", "weights")
     for group in status.groups:
         groups.add_row(*_group_row(group))
@@ -67,6 +67,9 @@ def print_status(address: str, status: Status, http_address: str = "") -> None:
             )
     console.print(groups)
     console.print(ranks)
+    for group in status.groups:
+        if group.message:
+            console.print(f"group {group.group} was lost last because: {group.message}")
     totals = status.totals
     ended = ", ".join(f"{count} {reason}" for reason, count in sorted(totals.finished.items()))
     console.print(
@@ -82,7 +85,8 @@ def _group_row(group: GroupStatus) -> list[str]:
     return [
         str(group.group),
         str(group.epoch),
-        f"{group.state} ({group.message})" if group.message else group.state,
+        group.state,
+        str(group.num_restarts),
         str(group.num_running),
         f"{group.num_used_blocks} of {group.num_blocks}",
         str(group.num_cached_blocks),

@@ -37,7 +37,10 @@ async def ready(request: Request) -> JSONResponse:
         raise ApiError("the engine finishes what runs and takes nothing new", SHUTTING_DOWN)
     num_ready = sum(group.state == "ready" for group in status.groups)
     if status.state != "serving" or not num_ready or server.engine.info is None:
-        raise ApiError(f"the engine is {status.state}; no token can be made now", NOT_READY)
+        why = "".join(
+            f"; group {g.group} was lost: {g.message}" for g in status.groups if g.message
+        )
+        raise ApiError(f"the engine is {status.state}; no token can be made now{why}", NOT_READY)
     return JSONResponse(
         {"status": "ready", "groups_ready": num_ready, "groups": len(status.groups)}
     )

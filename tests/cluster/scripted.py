@@ -30,6 +30,8 @@ class Script:
     max_model_len: int = 256
     raise_at_step: int | None = None
     hang_at_step: int | None = None
+    raise_at_token: int | None = None
+    """Raise whenever a prompt holds this."""
     fail_at_load: str = ""
     load_s: float = 0.0
     """Loading takes this long."""
@@ -120,6 +122,8 @@ class ScriptedRunner:
             script.hold.wait(20)
         if plan.step == script.raise_at_step:
             raise RuntimeError("a kernel went wrong")
+        if script.raise_at_token in plan.token.tolist():
+            raise RuntimeError("this token breaks the kernel")
         if plan.step == script.hang_at_step:
             script.released.wait(20)
         launch = self._launch

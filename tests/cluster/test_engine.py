@@ -439,8 +439,8 @@ def test_a_worker_that_answers_the_wrong_step_fails_its_group(tmp_path: Path) ->
         client = rig.client()
         handle = client.submit()
         client.finish(handle)
-        assert client.ends[handle] is Finish.ERROR
-        assert "answered step 2, expected 1" in client.messages[handle]
+        assert client.rejections[handle].reason == "no_workers"
+        assert "answered step 2, expected 1" in client.rejections[handle].message
 
 
 def test_a_death_that_the_supervisor_reports_fails_the_group(tmp_path: Path) -> None:
@@ -454,8 +454,8 @@ def test_a_death_that_the_supervisor_reports_fails_the_group(tmp_path: Path) -> 
             messages.WorkerFailed(group=0, epoch=1, rank=0, message="was ended by SIGKILL")
         )
         client.finish(handle)
-        assert client.ends[handle] is Finish.ERROR
-        assert "SIGKILL" in client.messages[handle]
+        assert client.rejections[handle].reason == "no_workers"
+        assert "SIGKILL" in client.rejections[handle].message
 
 
 def test_news_of_an_older_epoch_or_of_no_group_changes_nothing(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_the_least_capacity_of_the_ranks_is_the_pool_of_all() -> None:
 
     assert group.hello(peer(1), make_hello(1, num_blocks=7), now=0.0) == []
     assert group.hello(peer(0), make_hello(0, num_blocks=9), now=0.0) == [
-        SizePool((peer(0), peer(1)), 7)
+        SizePool(0, (peer(0), peer(1)), 7)
     ]
     assert group.ready(peer(0), now=0.0) == []
     assert group.ready(peer(1), now=0.0) == [Serve(0, 1, 7)]
@@ -89,7 +89,7 @@ def test_ranks_may_load_when_all_are_there_and_alike() -> None:
     group = make_group()
 
     assert group.greet(peer(1), make_greeting(1), "", now=0.0) == []
-    assert group.greet(peer(0), make_greeting(0), "", now=0.0) == [LetLoad((peer(1), peer(0)))]
+    assert group.greet(peer(0), make_greeting(0), "", now=0.0) == [LetLoad(0, (peer(1), peer(0)))]
 
 
 def test_a_rank_whose_node_differs_loses_the_group_before_anything_is_loaded() -> None:

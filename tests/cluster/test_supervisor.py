@@ -400,8 +400,10 @@ def test_settings_that_do_not_fit_are_refused_before_anything_starts(clusters: C
     assert cluster.wait() == 1
 
 
-def test_a_rank_that_is_killed_ends_its_requests_and_the_cluster(clusters: Clusters) -> None:
-    cluster = clusters.start({"0": {"step_s": 0.01}}, tensor_parallel_size=2)
+def test_a_rank_that_is_killed_ends_its_requests_and_the_cluster_if_nothing_restarts(
+    clusters: Clusters,
+) -> None:
+    cluster = clusters.start({"0": {"step_s": 0.01}}, max_restarts=0, tensor_parallel_size=2)
     client = cluster.up()
     victim = cluster.pids(client.status())[1]
     handle = client.submit(max_tokens=200)
@@ -420,7 +422,11 @@ def test_a_rank_that_is_killed_ends_its_requests_and_the_cluster(clusters: Clust
 @pytest.mark.slow
 def test_a_rank_that_is_frozen_ends_its_requests_in_time(clusters: Clusters) -> None:
     cluster = clusters.start(
-        {"0": {"step_s": 0.01}}, step_timeout_s=0.5, stop_timeout_s=0.5, tensor_parallel_size=2
+        {"0": {"step_s": 0.01}},
+        step_timeout_s=0.5,
+        stop_timeout_s=0.5,
+        max_restarts=0,
+        tensor_parallel_size=2,
     )
     client = cluster.up()
     victim = cluster.pids(client.status())[0]
@@ -436,10 +442,8 @@ def test_a_rank_that_is_frozen_ends_its_requests_in_time(clusters: Clusters) -> 
 
 
 @pytest.mark.slow
-def test_a_killed_rank_is_restarted_if_that_is_wanted_and_no_token_is_lost(
-    clusters: Clusters,
-) -> None:
-    cluster = clusters.start({"0": {"step_s": 0.01}}, max_restarts=1, tensor_parallel_size=2)
+def test_a_killed_rank_is_restarted_and_no_token_is_lost(clusters: Clusters) -> None:
+    cluster = clusters.start({"0": {"step_s": 0.01}}, tensor_parallel_size=2)
     client = cluster.up()
     handle = client.submit(max_tokens=60)
     client.read_until(lambda: handle in client.tokens)

@@ -200,7 +200,7 @@ def test_processes_of_two_stages_answer_as_one_stage_does(tied: Path, whole: lis
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", [0, 1, 2])
 def test_a_killed_stage_is_named_to_those_who_wait(tied: Path, stage: int) -> None:
-    with processes(tied, 3, num_kv_blocks=64, max_model_len=256) as llm:
+    with processes(tied, 3, num_kv_blocks=64, max_model_len=256, max_restarts=0) as llm:
         asked = greedy(200, ignore_eos=True)
         handles = [llm.client.submit({"prompt_token_ids": [5, at]}, asked) for at in range(4)]
         for handle in handles:

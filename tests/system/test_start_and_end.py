@@ -233,7 +233,8 @@ def supervisor_of(llm: LLM) -> psutil.Process:
 @pytest.mark.model
 @pytest.mark.parametrize("rank", [0, 2])
 def test_case_62_a_killed_rank_ends_all_requests_with_a_reason(rank: int, smollm2: Path) -> None:
-    with LLM(smollm2, tensor_parallel_size=3, max_model_len=1024, **LOCAL) as llm:
+    settings = {"max_model_len": 1024, "max_restarts": 0}
+    with LLM(smollm2, tensor_parallel_size=3, **settings, **LOCAL) as llm:
         handles = [llm.client.submit(f"{at},", greedy(900, ignore_eos=True)) for at in range(8)]
         for handle in handles:
             next(iter(handle))
@@ -247,7 +248,7 @@ def test_case_62_a_killed_rank_ends_all_requests_with_a_reason(rank: int, smollm
 @pytest.mark.slow
 @pytest.mark.model
 def test_case_67_a_frozen_rank_ends_all_requests_within_the_step_limit(smollm2: Path) -> None:
-    settings = {"max_model_len": 1024, "step_timeout_s": 4.0}
+    settings = {"max_model_len": 1024, "step_timeout_s": 4.0, "max_restarts": 0}
     with LLM(smollm2, tensor_parallel_size=2, **settings, **LOCAL) as llm:
         handles = [llm.client.submit(f"{at},", greedy(900, ignore_eos=True)) for at in range(4)]
         for handle in handles:

@@ -37,7 +37,7 @@ export class RankTable {
     while (this.#body.rows.length > rows.length) this.#body.deleteRow(-1);
     while (this.#body.rows.length < rows.length) {
       const row = this.#body.insertRow();
-      for (let i = 0; i < 9; i += 1) row.insertCell();
+      for (let i = 0; i < 10; i += 1) row.insertCell();
     }
     rows.forEach((texts, i) => {
       texts.forEach((text, column) => {
@@ -57,10 +57,12 @@ function rowsOf(group) {
 function rowOf(group, rank) {
   const name = rank ? `${group.group}.${rank.rank}` : String(group.group);
   const state = group.message ? `${group.state}: ${group.message}` : group.state;
-  if (!rank) return [name, String(group.epoch), state, '–', '–', '–', '–', '–', '–'];
+  const restarts = String(group.num_restarts ?? 0);
+  if (!rank) return [name, String(group.epoch), restarts, state, '–', '–', '–', '–', '–', '–'];
   return [
     name,
     String(group.epoch),
+    restarts,
     state,
     rank.state,
     String(rank.stage ?? 0),

@@ -15,6 +15,7 @@ from cluster.api.api_metrics import ApiMetrics
 from cluster.engine_metrics import build_metrics
 from cluster.messages import EngineMetrics, GroupStatus, Status, Totals
 from cluster.metrics import ENGINE, HTTP
+from cluster.recovery import Recoveries
 from scheduler.meter import Meter
 from tests.cluster.api.rig import ApiRig
 from tests.scheduler.builders import Bench, make_request
@@ -46,7 +47,12 @@ def of_some_work() -> EngineMetrics:
         ),
     )
     return build_metrics(
-        status, stats, bench.scheduler.meter, {"shutting_down": 1}, {"load": 0.5, "serve": 0.25}
+        status,
+        stats,
+        bench.scheduler.meter,
+        {"shutting_down": 1},
+        {"load": 0.5, "serve": 0.25},
+        Recoveries(),
     )
 
 
@@ -203,7 +209,7 @@ def test_several_servers_count_together_also_for_one_that_has_ended(tmp_path: Pa
 
 def test_what_was_never_measured_is_zero_not_missing() -> None:
     status = Status(engine_id="e", model="tiny", state="starting", uptime_s=0.1)
-    text = text_of(build_metrics(status, None, Meter(), {}, {}))
+    text = text_of(build_metrics(status, None, Meter(), {}, {}, Recoveries()))
 
     assert value(text, "stoker:requests_refused_total", reason="queue_full") == 0.0
     assert value(text, "stoker:steps_total", mix="mixed") == 0.0

@@ -288,10 +288,10 @@ def test_an_engine_that_is_killed_is_told_to_streams_and_ends_the_server(
 
 
 @pytest.mark.slow
-def test_case_62_a_killed_worker_is_told_to_streams_and_ends_the_server(
+def test_case_62_a_killed_worker_is_told_to_streams_and_ends_the_server_if_nothing_restarts(
     start: Starter,
 ) -> None:
-    serving = start(script={"step_s": 0.05}).wait_up()
+    serving = start("--max-restarts=0", script={"step_s": 0.05}).wait_up()
     begun = streams(serving, 2)
     (worker,) = [p for p in serving.family if "scripted_worker" in " ".join(p.cmdline())]
     began = time.monotonic()
