@@ -19,6 +19,8 @@ class ApiServerLaunch(Struct, frozen=True, kw_only=True):
     http: HttpConfig
     drain_s: float
     """Time that its running answers get when it is asked to end."""
+    recovery_s: float = 60.0
+    """How long its requests wait for another engine when theirs is gone."""
     log_level: str = "info"
     metrics_dir: str = ""
     """Where all API servers of the cluster count together; empty: each for itself."""

@@ -47,6 +47,7 @@ class ApiServers:
         listener: Listener,
         *,
         drain_s: float,
+        recovery_s: float,
         log_level: str,
         log: EventLog,
         command: Sequence[str] = API_SERVER_COMMAND,
@@ -54,7 +55,7 @@ class ApiServers:
         """Nothing is started yet; connections wait."""
         self._config = config
         self._listener = listener
-        self._drain_s, self._log_level = drain_s, log_level
+        self._drain_s, self._recovery_s, self._log_level = drain_s, recovery_s, log_level
         self._log = log
         self._command = command
         self._places = [_Place(number) for number in range(config.api_servers)]
@@ -81,6 +82,7 @@ class ApiServers:
             key_file=self._key_file,
             http=self._config,
             drain_s=self._drain_s,
+            recovery_s=self._recovery_s,
             log_level=self._log_level,
             metrics_dir=self._metrics_dir,
             # Beside that folder, since paths of sockets must be short.

@@ -223,6 +223,13 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     peer_timeout_s: Annotated[
         Positive, setting("Silence after which a tcp:// connection counts as dead.")
     ] = 10.0
+    recovery_s: Annotated[
+        TimeOrNone,
+        setting(
+            "How long requests whose engine is gone wait for another one, behind the tokens that "
+            "clients have. 0: they fail at once."
+        ),
+    ] = 60.0
     drain_s: Annotated[
         TimeOrNone, setting("Time that running requests get when asked to stop.")
     ] = 0.0

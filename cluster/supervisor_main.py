@@ -144,7 +144,14 @@ def open_http(http: HttpConfig, config: EngineConfig, log: EventLog) -> ApiServe
     if not listener.is_loopback and not http.api_keys:
         log.warning("http_open_to_all", url=listener.url, remedy=OPEN_TO_ALL)
         print(f"stoker: warning: {OPEN_TO_ALL}", file=sys.stderr)  # whatever the log's level
-    return ApiServers(http, listener, drain_s=config.drain_s, log_level=config.log_level, log=log)
+    return ApiServers(
+        http,
+        listener,
+        drain_s=config.drain_s,
+        recovery_s=config.recovery_s,
+        log_level=config.log_level,
+        log=log,
+    )
 
 
 def warn_of_open_sockets(config: EngineConfig, log: EventLog) -> None:

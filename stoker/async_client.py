@@ -164,12 +164,14 @@ class AsyncClient:
         label: str = "",
         key_file: str | PathLike[str] | None = None,
         seed: int | None = None,
+        recovery_s: float = 60.0,
     ) -> None:
         config = ClientConfig(
             address=address,
             connect_timeout_s=connect_timeout_s,
             label=label,
             key_file=key_file_for(address, key_file),
+            recovery_s=recovery_s,
         )
         self._engine = EngineClient(config, draw_seed=seeds_from(seed))
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="stoker-async-client")

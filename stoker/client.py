@@ -100,8 +100,9 @@ class Handle:
 class Client:
     """A connection to a running engine. Any number of threads may share one.
 
-    It reconnects by itself: requests live when the engine is lost fail with `EngineLost`, later
-    ones work once an engine listens at the address again. Closing cancels what is live.
+    It reconnects by itself: requests live when the engine is lost go on, without a token lost or
+    doubled, with the one that listens at the address next; none within `recovery_s`: they fail
+    with `EngineLost`. Closing cancels what is live.
 
     Args:
         address: of the engine's front socket, as `stoker serve` prints it: tcp://HOST:PORT or
@@ -110,6 +111,8 @@ class Client:
         key_file: of an encrypted tcp:// address, as `stoker serve` names it. None: that of
             this user's cluster there, if it runs on this machine; else STOKER_KEY_FILE's.
         seed: where the seeds of requests without one come from; None: from the system's chance.
+        recovery_s: how long requests wait for another engine. 0: they fail when theirs is lost.
+        is_over: whether no engine will ever come again, so that there is no use in waiting.
     Raises:
         AddressError: the address cannot be dialled.
     """
@@ -122,14 +125,17 @@ class Client:
         label: str = "",
         key_file: str | PathLike[str] | None = None,
         seed: int | None = None,
+        recovery_s: float = 60.0,
+        is_over: Callable[[], bool] | None = None,
     ) -> None:
         config = ClientConfig(
             address=address,
             connect_timeout_s=connect_timeout_s,
             label=label,
             key_file=key_file_for(address, key_file),
+            recovery_s=recovery_s,
         )
-        self._engine = EngineClient(config, draw_seed=seeds_from(seed))
+        self._engine = EngineClient(config, draw_seed=seeds_from(seed), is_over=is_over)
         # Also closes a client that is dropped, and at the interpreter's end.
         self._closer = weakref.finalize(self, self._engine.close)
 

@@ -76,7 +76,12 @@ class LLM:
             ready = cluster.wait_ready()
         try:
             self._client = Client(
-                ready.front_address, seed=seed, label="LLM", key_file=ready.key_file
+                ready.front_address,
+                seed=seed,
+                label="LLM",
+                key_file=ready.key_file,
+                recovery_s=config.recovery_s,
+                is_over=lambda: not cluster.is_alive,
             )
         except BaseException:
             cluster.end()

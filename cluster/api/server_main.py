@@ -62,6 +62,7 @@ async def serve(launch: ApiServerLaunch) -> None:
             address=launch.front_address,
             label=f"api server {launch.number}",
             key_file=launch.key_file,
+            recovery_s=launch.recovery_s,
         )
     )
     pool = TokenizerPool(launch.http.encode_threads)

@@ -1,9 +1,9 @@
 """One connection to an engine for many threads: requests in, their growing state out.
 
 One thread of its own owns the socket; callers hand it messages and wait on conditions. All
-of the protocol is in `FrontSession`, guarded by `lock`. When the connection breaks, every
-request on it fails with `EngineLost`, and the thread dials again, so that later requests
-work as soon as an engine listens.
+of the protocol is in `FrontSession`, guarded by `lock`. When the connection breaks, the thread
+dials again, and requests go on with the engine that answers, if one does within `recovery_s`;
+else they fail with `EngineLost`.
 """
 
 import contextlib
@@ -79,6 +79,9 @@ class ClientConfig:
     shortest_redial_s: float = 0.05
     longest_redial_s: float = 1.0
     """Pauses between attempts to connect; each is twice the one before."""
+    recovery_s: float = 60.0
+    """How long requests of a lost connection wait for another engine, which goes on behind the
+    tokens that are here. 0: they fail at once."""
     key_file: str = ""
     """Of an encrypted engine; read whenever it is dialled, since a new start has new keys."""
 
@@ -94,6 +97,9 @@ class ClientConfig:
         return DealerLink(self.address, LinkLimits(max_message_bytes=TO_CLIENT.max_bytes), keys)
 
 
+_LONGEST_LOOK_S = 1.0
+
+
 def seeds_from(seed: int | None) -> Callable[[], int]:
     """Draws seeds for requests that have none: the same ones for the same `seed`, or, for
     None, nobody knows which."""
@@ -104,6 +110,9 @@ def seeds_from(seed: int | None) -> Callable[[], int]:
 class EngineClient:
     """Submits requests to one engine and keeps their state. Any thread may call anything.
 
+    Args:
+        is_over: whether no engine will come any more, asked about once a second while requests
+            wait for one.
     Raises:
         AddressError: the address is not one that can be dialled.
     """
@@ -114,16 +123,18 @@ class EngineClient:
         *,
         clock: Callable[[], float] = time.monotonic,
         draw_seed: Callable[[], int] | None = None,
+        is_over: Callable[[], bool] | None = None,
     ) -> None:
         check_address(config.address)
         self.config = config
+        self._is_over = is_over
         self.lock = threading.RLock()
         """Held by whoever reads a `LiveRequest` that is not done."""
         self._changed = threading.Condition(self.lock)
         self._log = EventLog("client", address=config.address)
         self._clock = clock
         self._draw_seed = seeds_from(None) if draw_seed is None else draw_seed
-        self._session = FrontSession(PROTOCOL_VERSION, config.label)
+        self._session = FrontSession(PROTOCOL_VERSION, config.label, config.recovery_s)
         self._outbox: deque[bytes] = deque()
         self._numbers = itertools.count()
         self._dead: Exception | None = None  # why nothing will ever work again
@@ -368,6 +379,7 @@ class EngineClient:
         pause_s = self.config.shortest_redial_s
         try:
             while not self._is_closing.wait(pause_s if self._last_loss else 0.0):
+                self._keep_time()
                 if self._serve_one_connection():
                     pause_s = self.config.shortest_redial_s
                 else:
@@ -392,7 +404,7 @@ class EngineClient:
             for hello in self._session.hello():
                 link.send(FROM_CLIENT.encode(hello))
             while not self._exchange(link):
-                link.wait(None, (self._wake_fd,))
+                link.wait(self._keep_time(), (self._wake_fd,))
         except (LinkLost, WireError, BadMessage, EngineLost) as error:
             return self._lose(error)
         finally:
@@ -415,10 +427,30 @@ class EngineClient:
             link.send(frame)
         return is_last
 
+    def _keep_time(self) -> float | None:
+        """Give up requests that have waited too long for another engine, or in vain.
+
+        Returns for how long the others may wait before the next look; None: there are none.
+        """
+        with self.lock:
+            if not self._session.num_orphans:
+                return None
+            if self._is_over is not None and self._is_over():
+                self._session.lose(EngineLost(f"the cluster has ended: {self._last_loss}"))
+            now = self._clock()
+            self._outbox.extend(map(FROM_CLIENT.encode, self._session.keep_time(now)))
+            deadline = self._session.next_deadline_s
+            if deadline is None:
+                return None
+            return min(max(deadline - now, 0.0), _LONGEST_LOOK_S)
+
     def _take(self, message: ToClient) -> None:
         with self.lock:
+            before = self._session.num_continued
             replies = self._session.receive(message, self._clock())
             self._outbox.extend(map(FROM_CLIENT.encode, replies))
+            if count := self._session.num_continued - before:
+                self._log.info("requests_continued", count=count, lost=self._last_loss)
             if not isinstance(message, TokenBatch):
                 self._changed.notify_all()
 
@@ -429,7 +461,11 @@ class EngineClient:
             num_live = self._session.num_live
             self._last_loss = str(error)
             self._outbox.clear()
-            self._session.lose(EngineLost(f"lost the engine at {self.config.address}: {error}"))
+            lost = EngineLost(f"lost the engine at {self.config.address}: {error}")
+            if self._is_closing.is_set() or isinstance(error, WireError | BadMessage):
+                self._session.lose(lost)  # what cannot be read would come again
+            else:
+                self._session.wait_for_next(lost, self._clock())
             self._changed.notify_all()
         if not self._is_closing.is_set():
             self._log.warning("connection_lost", live=num_live, reason=error)

@@ -2,8 +2,8 @@
 
 No thread and no lock: `LoopLink` has the loop watch the socket, and whatever has come is taken
 in within one callback, which tells the watchers of the requests that changed. All of the
-protocol is in `FrontSession`. When the connection breaks, every request on it fails with
-`EngineLost` and another is dialled, so that later requests work as soon as an engine listens.
+protocol is in `FrontSession`. When the connection breaks, another is dialled, and requests go on
+with the engine that answers, if one does within `recovery_s`; else they fail with `EngineLost`.
 `EngineClient` is the same for threads.
 """
 
@@ -60,7 +60,8 @@ class LoopClient:
         """For `draft_of`: seeds of requests that have none."""
         self._log = EventLog("client", address=config.address)
         self._clock = clock
-        self._session = FrontSession(PROTOCOL_VERSION, config.label)
+        self._session = FrontSession(PROTOCOL_VERSION, config.label, config.recovery_s)
+        self._next_look: asyncio.TimerHandle | None = None
         self._link = LoopLink(
             config,
             hello=self._session.hello,
@@ -309,7 +310,11 @@ class LoopClient:
         if not self._is_heard:
             self._is_heard = True
             replies += {each.kind: each.opening for each in self._subscriptions}.values()
+        before = self._session.num_continued
         replies += self._session.receive(message, self._clock())
+        if count := self._session.num_continued - before:
+            self._log.info("requests_continued", count=count, lost=self._link.last_loss)
+        self._look_again()
         if self._session.info is not None:
             self._link.was_of_use()
         self._hand_out(message)
@@ -328,18 +333,38 @@ class LoopClient:
             if subscription.kind is kind:
                 subscription.hear(message)
 
-    def _end_of_connection(self, failure: Exception) -> None:
-        """Fail what is live on it; whoever still waits for an engine is told."""
+    def _end_of_connection(self, failure: Exception, may_go_on: bool) -> None:
+        """Have what is live on it wait or fail; whoever still waits for an engine is told."""
         num_live = self._session.num_live
         self._is_heard = False
         questions, self._questions = self._questions, []
         for question in questions:
             question.answer.set_exception(failure)
             question.answer.exception()  # whoever asked may have stopped waiting
-        self._session.lose(failure)
+        if may_go_on:
+            self._session.wait_for_next(failure, self._clock())
+        else:
+            self._session.lose(failure)
+        self._look_again()
         self._tell_waiting()
         if isinstance(failure, EngineLost):
             self._log.warning("connection_lost", live=num_live, reason=self._link.last_loss)
+
+    def _look_again(self) -> None:
+        """Look when the first request has waited long enough for another engine."""
+        if self._next_look is not None:
+            self._next_look.cancel()
+            self._next_look = None
+        deadline = self._session.next_deadline_s
+        if deadline is not None:
+            self._next_look = asyncio.get_running_loop().call_later(
+                max(deadline - self._clock(), 0.0), self._keep_time
+            )
+
+    def _keep_time(self) -> None:
+        self._next_look = None
+        self._link.send(self._session.keep_time(self._clock()))
+        self._look_again()
 
 
 class _Question:

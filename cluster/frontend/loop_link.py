@@ -37,7 +37,7 @@ class LoopLink:
         *,
         hello: Callable[[], Iterable[FromClient]],
         take: Callable[[ToClient], Iterable[FromClient]],
-        ended: Callable[[Exception], None],
+        ended: Callable[[Exception, bool], None],
         log: EventLog,
     ) -> None:
         """
@@ -46,7 +46,7 @@ class LoopLink:
             take: given each message that comes, returns what to send in consequence; it may
                 raise what ends the connection.
             ended: told why a connection ended: `EngineLost`, after which another is dialled, or
-                why none will be.
+                why none will be; and whether what was live may go on with another one.
         """
         self._config = config
         self._hello, self._take_message, self._ended = hello, take, ended
@@ -109,7 +109,7 @@ class LoopLink:
             self._redial.cancel()
             self._redial = None
         self._hang_up()
-        self._ended(self.dead)
+        self._ended(self.dead, False)
 
     async def close(
         self, error: Exception, last_words: Iterable[FromClient], linger_s: float
@@ -151,13 +151,15 @@ class LoopLink:
             if link.why_not:
                 raise LinkLost(link.why_not)
             self._flush(link)
-        except (LinkLost, WireError, BadMessage, EngineLost) as error:
+        except (LinkLost, EngineLost) as error:
             self._lose(str(error))
+        except (WireError, BadMessage) as error:  # what cannot be read would come again
+            self._lose(str(error), may_go_on=False)
         except ProtocolMismatch as error:
             self.give_up(error)
         except Exception as error:
             self._log.error("client_turn_failed", error=traceback.format_exc())
-            self._lose(f"the client itself failed: {error!r}")
+            self._lose(f"the client itself failed: {error!r}", may_go_on=False)
 
     def _take_some(self, link: DealerLink) -> bool:
         """Take in a turn's messages; whether that was all that there were."""
@@ -187,10 +189,11 @@ class LoopLink:
 
     # The end of a connection
 
-    def _lose(self, reason: str) -> None:
+    def _lose(self, reason: str, *, may_go_on: bool = True) -> None:
         self.last_loss = reason
         self._hang_up()
-        self._ended(EngineLost(f"lost the engine at {self._config.address}: {reason}"))
+        lost = EngineLost(f"lost the engine at {self._config.address}: {reason}")
+        self._ended(lost, may_go_on)
         if self.dead is None and self._redial is None:
             self._redial = asyncio.get_running_loop().call_later(self._pause_s, self.dial)
             self._pause_s = min(2 * self._pause_s, self._config.longest_redial_s)

@@ -46,6 +46,8 @@ class LiveOutput:
         self.chunks: list[tuple[int, float]] = []
         """Parts of the prompt as they were computed, if several: tokens, and seconds."""
         self.num_preemptions = 0
+        self.lost_s: float | None = None
+        """When its connection was lost, if it had no token since."""
         self.message = ""
         """What went wrong, if it ended by a timeout or an error."""
         self._stream = stream

@@ -1,8 +1,9 @@
 """What one client and one engine say to each other on the front socket, without the socket.
 
 Messages and the time go in, messages to send come out. `FrontSession` keeps the live
-requests of one connection; a new connection starts with none, since handles mean nothing
-to another engine. Invariant: a request is in the session exactly while an output of it is live.
+requests of one connection. Handles mean nothing to another engine, so when the connection is
+lost they are given up, and the requests wait for the next one (`Orphans`), to go on where they
+are. Invariant: a request is in the session exactly while an output of it is live.
 """
 
 from collections.abc import Iterable
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 
 from cluster.frontend.draft import Draft
 from cluster.frontend.errors import EngineLost, ProtocolMismatch, error_of
+from cluster.frontend.recovery import Orphans
 from cluster.frontend.requests import LiveOutput, LiveRequest, TokenLogprobs
 from cluster.frontend.tokenizer_files import TokenizerFiles
 from cluster.messages import (
@@ -53,9 +55,13 @@ class Ticket:
 
 
 class FrontSession:
-    """One connection: its state, and the requests that live on it."""
+    """One connection after the other: its state, and the requests that live on it.
 
-    def __init__(self, protocol: int, label: str = "") -> None:
+    Args:
+        recovery_s: how long requests of a lost connection wait for another one. 0: they fail.
+    """
+
+    def __init__(self, protocol: int, label: str = "", recovery_s: float = 0.0) -> None:
         self._protocol = protocol
         self._label = label
         self.info: ServerInfo | None = None
@@ -68,13 +74,27 @@ class FrontSession:
         """News of requests that are not live, which is normal for a while after an abort."""
         self._tickets: list[Ticket] = []
         self._requests: dict[int, tuple[LiveRequest, LiveOutput]] = {}
+        self._orphans = Orphans(recovery_s)
+        self._served: ServerInfo | None = None
+        """What the engine is, or was, that requests were submitted to last."""
+        self._ready_s = 0.0
+        """Since when the connection can take requests."""
+        self._loss: Exception = EngineLost("no engine was there")
+        """Why the last connection ended."""
+        self.num_continued = 0
+        """Outputs that went on with another connection, so far."""
         self._is_tokenizer_asked = False
         self._last_handle = 0
 
     @property
     def num_live(self) -> int:
-        """Outputs that the engine still works on."""
-        return len(self._requests)
+        """Outputs that the engine still works on, or the next one will."""
+        return len(self._requests) + len(self._orphans)
+
+    @property
+    def num_orphans(self) -> int:
+        """Of these, those that wait for another engine."""
+        return len(self._orphans)
 
     def hello(self) -> list[FromClient]:
         """What a new connection begins with."""
@@ -93,6 +113,7 @@ class FrontSession:
     def cancel(self, live: LiveRequest) -> list[FromClient]:
         """End what still runs of a request, with what it has so far."""
         handles = self._drop(live)
+        self._orphans.forget(live)
         for output in live.outputs:
             if output.is_live:
                 output.end(Finish.ABORT)
@@ -119,15 +140,49 @@ class FrontSession:
         ticket.failure = ticket.failure or EngineLost("the caller stopped waiting")
 
     def lose(self, failure: Exception) -> None:
-        """The connection is gone: nothing that is live on it will be answered."""
-        self.info, self.news, self._is_tokenizer_asked = None, "", False
-        lost = {id(live): live for live, _ in self._requests.values()}
+        """The connection is gone, and there is no use in another: nothing will be answered."""
+        self._hang_up(failure)
+        lost = [*self._requests.values(), *self._orphans.take()]
         self._requests.clear()
-        for live in lost.values():
-            _fail(live, failure)
+        _fail_all(lost, failure)
+
+    def wait_for_next(self, failure: Exception, now_s: float) -> None:
+        """The connection is gone; what is live on it waits for the next one, for `recovery_s`."""
+        if not self._orphans.recovery_s:
+            self.lose(failure)
+            return
+        held_s = 0.0 if self.info is None else now_s - self._ready_s
+        self._hang_up(failure)
+        for live, output in self._requests.values():
+            self._orphans.add(live, output, now_s, held_s)
+        self._requests.clear()
+
+    def _hang_up(self, failure: Exception) -> None:
+        if self.info is not None:
+            self._loss = failure
+        self.info, self.news, self._is_tokenizer_asked = None, "", False
         for ticket in self._tickets:
             ticket.failure = ticket.failure or failure
         self._tickets.clear()
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """When `keep_time` must be called next, if nothing comes before."""
+        return self._orphans.next_deadline_s
+
+    def keep_time(self, now_s: float) -> list[FromClient]:
+        """Give up what has waited too long for another engine; returns what to send."""
+        handles: list[int] = []
+        for live in self._orphans.expire(now_s):
+            handles += self._drop(live)
+            _fail(
+                live,
+                EngineLost(
+                    f"{self._loss}. No engine went on with it within "
+                    f"recovery_s={self._orphans.recovery_s:g}"
+                ),
+            )
+        return [Abort(int32(handles))] if handles else []
 
     def receive(self, message: ToClient, now_s: float) -> list[FromClient]:
         """Take in one message; returns what to send in consequence.
@@ -141,9 +196,9 @@ class FrontSession:
             case TokenBatch():
                 return self._take_tokens(message, now_s)
             case Rejection():
-                return self._take_rejection(message)
+                return self._take_rejection(message, now_s)
             case ServerInfo():
-                self._take_info(message)
+                return self._take_info(message, now_s)
             case EngineStarting() | EngineStopping():
                 self.news = message.message
             case TokenizerFiles():
@@ -161,7 +216,7 @@ class FrontSession:
                 del self._tickets[place]
                 return
 
-    def _take_info(self, info: ServerInfo) -> None:
+    def _take_info(self, info: ServerInfo, now_s: float) -> list[FromClient]:
         if info.protocol != self._protocol:
             raise ProtocolMismatch(
                 f"the engine speaks protocol {info.protocol}, this client {self._protocol}: "
@@ -169,15 +224,39 @@ class FrontSession:
             )
         if self._tokenizer_digest != info.tokenizer_digest:
             self._tokenizer_digest, self.tokenizer_files = info.tokenizer_digest, None
+        if self.info is None:
+            self._ready_s = now_s
         self.info, self.news = info, ""
+        before, self._served = self._served, info
+        if before is not None and _kind_of(before) != _kind_of(info):
+            why = f"the engine serves {info.model} now, this was asked of {before.model}"
+            _fail_all(self._orphans.take(), EngineLost(f"{self._loss}. {why}: ask again"))
+        return self._carry_on(now_s)
 
-    def _take_rejection(self, rejection: Rejection) -> list[FromClient]:
+    def _carry_on(self, now_s: float) -> list[FromClient]:
+        """Submit what waits, with the tokens that are here."""
+        messages: list[FromClient] = []
+        for live, output in self._orphans.take():
+            output.handle = self._new_handle()
+            self._requests[output.handle] = (live, output)
+            age_s = max(now_s - live.submitted_s, _LEAST_AGE_S)
+            messages.append(
+                live.draft.continuation(output.handle, output.index, output.token_ids, age_s)
+            )
+        self.num_continued += len(messages)
+        return messages
+
+    def _take_rejection(self, rejection: Rejection, now_s: float) -> list[FromClient]:
         found = self._requests.get(rejection.handle)
         if found is None:
             self.num_unknown += 1
             return []
-        live, _ = found
+        live, output = found
         del self._requests[rejection.handle]
+        if output.lost_s is not None and rejection.reason in _COME_AGAIN:
+            self._loss = error_of(rejection)
+            self._orphans.add(live, output, now_s, held_s=0.0)
+            return []
         others = self._drop(live)
         _fail(live, error_of(rejection))
         return [Abort(int32(others))] if others else []
@@ -201,6 +280,7 @@ class FrontSession:
                 continue
             live, output = found
             touched[id(live)] = live
+            output.lost_s = None
             if _advance(live, output, tokens, finish, ended.get(handle), now_s):
                 del self._requests[handle]
                 if finish is Finish.NOT_YET:
@@ -238,11 +318,23 @@ class FrontSession:
                 return self._last_handle
 
     def _drop(self, live: LiveRequest) -> list[int]:
-        """Forget the live outputs of a request; returns their handles."""
+        """Forget the outputs of a request that an engine works on; returns their handles."""
         handles = [output.handle for output in live.outputs if output.handle in self._requests]
         for handle in handles:
             del self._requests[handle]
         return handles
+
+
+_COME_AGAIN = ("shutting_down", "no_workers")
+"""Reasons of a rejection that hold for an engine, not for a request that another had taken."""
+
+_LEAST_AGE_S = 1e-3
+"""Of a continuation: what has an age was taken before."""
+
+
+def _kind_of(info: ServerInfo) -> tuple[object, ...]:
+    """What must be the same for tokens of one engine to mean the same to another."""
+    return info.model, info.tokenizer_digest, info.vocab_size, info.end_ids
 
 
 _FINISHES = tuple(Finish)
@@ -342,6 +434,11 @@ def _fail(live: LiveRequest, failure: Exception) -> None:
         if output.is_live:
             output.end(Finish.ERROR, message=str(failure))
     live.notify()
+
+
+def _fail_all(outputs: Iterable[tuple[LiveRequest, LiveOutput]], failure: Exception) -> None:
+    for live in {id(live): live for live, _ in outputs}.values():
+        _fail(live, failure)
 
 
 def _error_of_refusal(refusal: Refusal) -> Exception:

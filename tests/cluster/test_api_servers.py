@@ -39,6 +39,7 @@ class Rig:
             HttpConfig(api_servers=num),
             self.listener,
             drain_s=1.0,
+            recovery_s=1.0,
             log_level="info",
             log=EventLog("test"),
             command=(sys.executable, "-S", "-c", program),

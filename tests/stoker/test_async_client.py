@@ -27,7 +27,7 @@ def play(folder: Path, scene: Scene) -> None:
     """Run a scene with an engine and a client of it."""
 
     async def run(engine: FakeEngine) -> None:
-        async with AsyncClient(engine.address) as client:
+        async with AsyncClient(engine.address, recovery_s=0.0) as client:
             await asyncio.wait_for(scene(engine, client), 30)
 
     with FakeEngine(ipc_address(folder), script=answer_at_once) as engine:

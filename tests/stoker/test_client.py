@@ -46,7 +46,7 @@ def engine(tmp_path: Path) -> Iterator[FakeEngine]:
 
 @pytest.fixture
 def client(engine: FakeEngine) -> Iterator[Client]:
-    with Client(engine.address) as connected:
+    with Client(engine.address, recovery_s=0.0) as connected:
         yield connected
 
 

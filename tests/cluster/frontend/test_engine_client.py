@@ -38,7 +38,8 @@ LONG = SamplingParams(max_tokens=40)
 
 
 def connect(address: str, **fields: float) -> EngineClient:
-    return EngineClient(ClientConfig(address=address, shortest_redial_s=0.01, **fields))  # type: ignore[arg-type]
+    settings: dict[str, object] = {"shortest_redial_s": 0.01, "recovery_s": 0.0}
+    return EngineClient(ClientConfig(address=address, **(settings | fields)))  # type: ignore[arg-type]
 
 
 @pytest.fixture

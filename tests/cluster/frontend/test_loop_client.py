@@ -55,7 +55,7 @@ Scene = Callable[[FakeEngine, LoopClient], Awaitable[None]]
 
 
 def make_client(address: str, **fields: object) -> LoopClient:
-    values = {"address": address, "shortest_redial_s": 0.01, **fields}
+    values = {"address": address, "shortest_redial_s": 0.01, "recovery_s": 0.0, **fields}
     return LoopClient(ClientConfig(**values))  # type: ignore[arg-type]
 
 
