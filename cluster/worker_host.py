@@ -78,7 +78,7 @@ class Runner(Protocol):
     def allocate(self, num_blocks: int) -> None: ...
 
     def reset(self) -> None:
-        """Forget all sequences; weights and pool stay."""
+        """Forget all sequences; weights and pool stay. All ranks of the group do so at once."""
         ...
 
     def can_begin(self, plan: StepPlan) -> bool: ...
@@ -180,7 +180,15 @@ class WorkerHost:
                     raise
                 self._log.warning("engine_lost", step=self._step, waits_s=wait_s, error=error)
             self._link.close()
-            self._link, self._is_met, self._step = self._dial(), False, 0
+            self._link, self._is_met = self._dial(), False
+            self._forget_sequences()
+            self._step = 0
+
+    def _forget_sequences(self) -> None:
+        """Now, since the other ranks have lost the engine too: a rank that waits for another one
+        in a step of which that one was never told is found at once."""
+        if self._runner is not None and self._capacity is not None:
+            self._runner.reset()
 
     def _begin(self, wait_s: float) -> None:
         """Come as far as taking plans; what is here already is not made again."""
@@ -223,9 +231,7 @@ class WorkerHost:
 
     def _make_pool(self, runner: Runner, num_blocks: int) -> None:
         self._tell_phase("allocate")
-        if num_blocks == self._num_blocks:
-            runner.reset()
-        else:
+        if num_blocks != self._num_blocks:
             runner.allocate(num_blocks)
             self._num_blocks = num_blocks
 

@@ -192,20 +192,19 @@ class ModelRunner:
 
     def reset(self) -> None:
         """Forget all sequences, as after `allocate`; weights and pool stay, and so does what was
-        recorded over them. Waits for steps that the device still computes.
+        recorded over them. Waits for what the device still computes, and for the other ranks.
 
         Raises:
-            CollectiveFailed: the ranks had not all had the same plans. The group must be
-                restarted.
+            CollectiveFailed: not all ranks had the same plans. The group must be restarted.
         """
-        assert self._table is not None, "allocate comes before reset"
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
         self._communicator.start_step(0)
         self._pipes.start_step(0)
         self._communicator.all_reduce(torch.zeros(1, device=self._device))
         self._pipes.meet(torch.zeros(1, device=self._device))
-        self._table = self._empty_table(self._table.num_blocks)
+        if self._table is not None:
+            self._table = self._empty_table(self._table.num_blocks)
         self._scores = PromptScores(self._config.max_num_seqs)
         if self._sampler is not None:
             self._sampler.reset()

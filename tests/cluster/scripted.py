@@ -49,6 +49,8 @@ class Script:
     """Ends a hang."""
     has_loaded: bool = False
     num_resets: int = 0
+    fail_at_reset: str = ""
+    allocated: list[int] = field(default_factory=list)
     plans: list[StepPlan] = field(default_factory=list)
     done: dict[int, threading.Event] = field(default_factory=dict)
     """By step: until then a device computes it, and its host is free."""
@@ -101,8 +103,11 @@ class ScriptedRunner:
 
     def allocate(self, num_blocks: int) -> None:
         assert num_blocks <= self._script.num_blocks
+        self._script.allocated.append(num_blocks)
 
     def reset(self) -> None:
+        if self._script.fail_at_reset:
+            raise RuntimeError(self._script.fail_at_reset)
         self._script.num_resets += 1
         self._script.plans.clear()
 

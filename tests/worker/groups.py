@@ -180,6 +180,9 @@ class WorkerGroup:
         self._together(lambda runner: runner.allocate(capacity.num_blocks))
         return capacity
 
+    def reset(self) -> None:
+        self._together(lambda runner: runner.reset())
+
     def execute(self, plan: StepPlan) -> StepResult:
         return self.finish(self.begin(plan))
 

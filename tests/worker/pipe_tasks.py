@@ -138,3 +138,11 @@ def take_when_told(rank: int, kind: str, meeting: MeetingPoint, timeout_s: float
         rank_tasks.say(came)
         rank_tasks.hear()
         return came
+
+
+def meet_after_a_step_of_one(rank: int, kind: str, meeting: MeetingPoint) -> None:
+    """The first stage sends a step that the other one does not know of; then both meet."""
+    with met(kind, rank, 2, meeting, timeout_s=5.0) as (_, pipes):
+        if pipes.after is not None:
+            pipes.after.send(states(1))
+        pipes.meet(torch.zeros(1))
