@@ -2,8 +2,8 @@
 
 import random
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 
 from bench.chaos.calls import make_calls
 from bench.chaos.cluster import Served
@@ -11,21 +11,18 @@ from bench.chaos.judge import Verdict, judge, percentile, stalls_at, token_rate
 from bench.chaos.load import Load
 from cluster.errors import ClusterLost
 from stoker.chaos.link import ChaosLink
-from stoker.chaos.orders import Drawer
+from stoker.chaos.orders import RECIPES, Drawer
 from stoker.chaos.storm import FaultReport, Storm
 from stoker.chaos.watch import ClusterWatch
 
 MEND_S = 240.0
 """A cluster that is not whole again after so long stays broken."""
 
-DEATHS = (
-    "kill a rank",
-    "kill a group",
-    "kill a node's ranks",
-    "raise in a step",
-    "cut a rank's link",
-    "kill the engine",
-)
+KILLS = ("kill a rank", "kill a group", "kill a node's ranks", "kill the engine")
+"""Faults that happen when they are ordered; others wait until the rank listens, or for a step."""
+
+TOLD = ("raise in a step", "cut a rank's link")
+HANGS = tuple(recipe.name for recipe in RECIPES if recipe.is_hang)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,11 +72,12 @@ class Result:
     def num_noticed(self) -> int:
         return sum(fault.noticed_s is not None for fault in self.faults)
 
-    def detections_s(self, *, of_hangs: bool) -> list[float]:
+    def detections_s(self, names: Collection[str]) -> list[float]:
+        """How long each of these faults was there before it was noticed."""
         return [
             fault.noticed_s
             for fault in self.faults
-            if fault.noticed_s is not None and (fault.is_hang if of_hangs else fault.what in DEATHS)
+            if fault.noticed_s is not None and fault.what in names
         ]
 
     @property
@@ -160,7 +158,9 @@ def _blow(storm: Storm, watch: ClusterWatch, config: StormConfig, served: Served
         served.remember_family()
         num_at_once = 2 if chance.random() < config.pair_share else 1
         for _ in range(min(num_at_once, config.num_faults - num_drawn)):
-            num_drawn += storm.try_to_let_happen(drawer.draw(watch.shape))
+            groups = tuple(watch.now.ready) or watch.shape.groups
+            order = drawer.draw(replace(watch.shape, groups=groups))
+            num_drawn += storm.try_to_let_happen(order)
     storm.settle()
     storm.wait_whole()
 
@@ -168,8 +168,6 @@ def _blow(storm: Storm, watch: ClusterWatch, config: StormConfig, served: Served
 def table(result: Result, config: StormConfig) -> list[Sequence[str]]:
     """Name and value, for people."""
     verdict = result.verdict
-    deaths = result.detections_s(of_hangs=False)
-    hangs = result.detections_s(of_hangs=True)
     wholes = [fault.whole_s for fault in result.faults if fault.whole_s is not None]
     broken = sum(fault.is_broken for fault in result.faults)
 
@@ -188,8 +186,15 @@ def table(result: Result, config: StormConfig) -> list[Sequence[str]]:
         ("outputs with lost tokens", str(len(verdict.short))),
         ("outputs with doubled tokens", str(len(verdict.doubled))),
         ("outputs that differ", str(len(verdict.changed))),
-        ("noticed after, of deaths", spread(deaths)),
-        (f"noticed after, of hangs (step_timeout_s={config.step_timeout_s:g})", spread(hangs)),
+        ("noticed after, of killed processes", spread(result.detections_s(KILLS))),
+        (
+            "noticed after, of exceptions and cut links, the wait for their step included",
+            spread(result.detections_s(TOLD)),
+        ),
+        (
+            f"noticed after, of hangs and lost messages (step_timeout_s={config.step_timeout_s:g})",
+            spread(result.detections_s(HANGS)),
+        ),
         ("whole again after", spread(wholes)),
         ("stall of a stream at a loss", spread(result.stalls_s)),
         (
