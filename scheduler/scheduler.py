@@ -21,7 +21,7 @@ from scheduler.draft import StepDraft
 from scheduler.group import Group, checksum
 from scheduler.meter import Meter
 from scheduler.outbox import Outbox, Outgoing
-from scheduler.placement import best_group
+from scheduler.placement import Placement
 from scheduler.plan import StepPlan, StepResult
 from scheduler.policy import sort_key
 from scheduler.queue_gate import QueueGate
@@ -343,14 +343,20 @@ class Scheduler:
         """
         blocked: Sequence | None = None
         candidates = self.waiting.first(_MAX_LOOK_AHEAD) if group.running.num_free else []
-        growth = group.growth if candidates else 0
+        if not candidates:
+            return
+        growth = group.growth
+        placement = Placement(self.groups.values()) if len(self.groups) > 1 else None
         for nth, sequence in enumerate(candidates):
             if not budget.left or not group.running.num_free:
                 return
             if blocked and blocked.num_bypasses >= self.config.max_head_bypasses:
                 return
             cached = group.match(sequence)
-            reason = self._why_not(group, sequence, cached, growth)
+            if placement is not None and placement.deal(sequence) is not group:
+                reason: str | None = "group"
+            else:
+                reason = self._why_not(group, sequence, cached, growth)
             if reason is not None:
                 draft.deferred[sequence.serial] = reason
                 if reason == "blocks" and blocked is None:
@@ -371,8 +377,6 @@ class Scheduler:
         self, group: Group, sequence: Sequence, cached: list[int], growth: int
     ) -> str | None:
         """Why the sequence does not start in this group now; None: it does."""
-        if len(self.groups) > 1 and best_group(self.groups.values(), sequence) is not group:
-            return "group"
         if sequence.limit > group.max_len:
             return "group"
         if self._suspects.must_wait(group, sequence):
