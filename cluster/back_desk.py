@@ -29,6 +29,7 @@ from cluster.messages import (
     WorkerFailed,
     WorkerGreeting,
     WorkerHello,
+    WorkerLease,
     WorkerReady,
 )
 from cluster.wire import FROM_ENGINE, PROTOCOL_VERSION, TO_ENGINE
@@ -107,6 +108,8 @@ class BackDesk:
         self._group_by_peer: dict[bytes, int] = {}
         self._dismissed: set[bytes] = set()
         """Workers of lost groups, which may still answer for a moment."""
+        self._leases: dict[bytes, WorkerLease] = {}
+        """Second connections of workers, by which they hear while they compute."""
         self._supervisor: bytes | None = None
         self._untold: list[FromEngine] = []
         """For the supervisor, who may come after the workers of a small model are ready."""
@@ -162,7 +165,7 @@ class BackDesk:
         """Only somebody with our key is no stranger any more."""
         if isinstance(message, WorkerFailed) and self._is_our_key(message.key):
             return message
-        if not isinstance(message, WorkerGreeting | WorkerHello | SupervisorHello):
+        if not isinstance(message, WorkerGreeting | WorkerHello | WorkerLease | SupervisorHello):
             self.drop(f"a stranger sent a {type(message).__name__}")
             return None
         if message.protocol != PROTOCOL_VERSION:
@@ -185,12 +188,17 @@ class BackDesk:
             for news in untold:
                 self.send(peer, news)
             return None
+        if isinstance(message, WorkerLease):
+            self._leases[peer] = message
+            return None
         self._group_by_peer[peer] = message.group
         if isinstance(message, WorkerGreeting):
             return WorkerGreeted(peer, message)
         return WorkerCame(peer, message)
 
-    def _is_ours(self, message: WorkerGreeting | WorkerHello | SupervisorHello) -> bool:
+    def _is_ours(
+        self, message: WorkerGreeting | WorkerHello | WorkerLease | SupervisorHello
+    ) -> bool:
         return message.engine_id == self._engine_id and self._is_our_key(message.key)
 
     def _is_our_key(self, key: str) -> bool:
@@ -198,6 +206,7 @@ class BackDesk:
 
     def _left(self, peer: bytes) -> Iterator[BackEvent]:
         self._dismissed.discard(peer)
+        self._leases.pop(peer, None)
         if peer == self._supervisor:
             self._supervisor = None
             yield SupervisorLeft()
@@ -227,6 +236,11 @@ class BackDesk:
             del self._group_by_peer[peer]
             self._dismissed.add(peer)
             self.send(peer, Stop(message))
+        for peer, lease in list(self._leases.items()):
+            if lease.group == group:
+                del self._leases[peer]
+                self._dismissed.add(peer)
+                self.send(peer, Stop(message))
 
     def stop_all(self, message: str) -> None:
         """Tell every worker to end in order."""

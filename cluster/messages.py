@@ -467,6 +467,21 @@ class WorkerGreeting(
     facts: NodeFacts
 
 
+class WorkerLease(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="worker_lease"
+):
+    """First and only message of a worker's second connection, on which it can be told to end while
+    it computes. The end of the connection means nothing."""
+
+    protocol: int
+    engine_id: str
+    key: str
+    """The secret of this engine, from the launch spec; strangers do not have it."""
+    group: int
+    epoch: int
+    rank: int
+
+
 class MayLoad(Struct, frozen=True, tag_field="type", tag="may_load"):
     """All ranks of the group have greeted, and are alike."""
 
@@ -667,6 +682,7 @@ ToEngine: TypeAlias = (
     | RankPhase
     | WorkerHello
     | WorkerReady
+    | WorkerLease
     | WorkerFailed
     | StepResult
     | SupervisorHello

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from cluster.backend import WorkerLaunch, decode_launch
 from cluster.config import add_environment, address_of_node
 from cluster.errors import AddressError, ModelError
+from cluster.lease import Lease
 from cluster.logs import EventLog, show_events
 from cluster.models import find_on_node
 from cluster.node_address import interface_of, own_addresses
@@ -64,10 +65,17 @@ class RankActor:
         settle_on_cores(launch)
         log = EventLog("worker", group=launch.group, epoch=launch.epoch, rank=launch.rank)
         name = node_name(str(ray.util.get_node_ip_address()))  # type: ignore[no-untyped-call]
-        host = WorkerHost(
-            launch, build_model_runner, log, began=began, find_model=find_model, node=name
-        )
-        return host.run()
+        with Lease(launch, log) as lease:
+            host = WorkerHost(
+                launch,
+                build_model_runner,
+                log,
+                began=began,
+                find_model=find_model,
+                node=name,
+                lease=lease,
+            )
+            return host.run()
 
     def _settle_on_interface(self, launch: WorkerLaunch) -> None:
         """NCCL looks for an interface by itself, and may find one that the others do not reach."""

@@ -64,6 +64,10 @@ from cluster.start_phases import StartClock
 from cluster.start_watch import StartWatch
 from cluster.wakeup import SignalPipe, WakePipe
 
+FENCE_WAIT_S = 1.0
+"""For ranks of a lost group to end before they are killed: nothing of theirs is wanted, and others
+wait for their place."""
+
 BACKEND_PATIENCE_S = 15.0
 """For what the backend is doing to come to its end before it can be closed: Ray's own start
 takes up to ten seconds and cannot be broken off."""
@@ -473,7 +477,8 @@ class Supervisor:
         message = f"{who} failed{when}: {lost.message}"
         self._watch.ended(lost.group)
         self._groups.lost(lost.group, lost.epoch, restarts=lost.restarts)
-        self._hands.stop(lost.group, lost.epoch, self._config.stop_timeout_s)
+        fence_s = min(self._config.stop_timeout_s, FENCE_WAIT_S)
+        self._hands.stop(lost.group, lost.epoch, fence_s)
         if not self._is_up:
             raise StartFailed(message)
         if not self._groups.num_wanted:

@@ -21,6 +21,7 @@ from cluster.backend import WorkerLaunch
 from cluster.doctor.alike import node_facts
 from cluster.errors import LinkLost, WireError
 from cluster.faults import Faults
+from cluster.lease import Lease
 from cluster.links import DealerLink, LinkLimits
 from cluster.logs import EventLog
 from cluster.messages import (
@@ -107,6 +108,7 @@ class WorkerHost:
         began: float | None = None,
         find_model: Callable[[str], Path] = Path,
         node: str = "",
+        lease: Lease | None = None,
     ) -> None:
         """Nothing is loaded yet.
 
@@ -114,7 +116,10 @@ class WorkerHost:
             began: when this process did, or was told to be this rank; monotonic. None: now.
             find_model: where the model of the launch lies on this node.
             node: what a user knows this node by, if not by its host name.
+            lease: hears the engine's last word while this rank computes; it has the process to
+                itself then. None: nobody does.
         """
+        self._lease = lease
         self._find_model = find_model
         self._node = node or socket.gethostname()
         self._told_at = 0.0
@@ -363,7 +368,11 @@ class WorkerHost:
             EngineSaidStop: it is the last one.
             LinkLost: the engine is gone.
         """
+        if self._lease is not None:
+            self._lease.set_listening(True)
         frame = self._link.receive(timeout_s=None)
+        if self._lease is not None:
+            self._lease.set_listening(False)
         assert frame is not None
         return self._decode(frame)
 

@@ -10,6 +10,7 @@ from types import FrameType
 import msgspec
 
 from cluster.backend import WorkerLaunch, decode_launch
+from cluster.lease import Lease
 from cluster.logs import EventLog, show_events
 from cluster.orphans import die_with_parent
 from cluster.start_phases import process_began
@@ -35,7 +36,9 @@ def main(build: RunnerFactory | None = None) -> int:
     settle_on_cores(launch)
     log = EventLog("worker", group=launch.group, epoch=launch.epoch, rank=launch.rank)
     try:
-        return WorkerHost(launch, build or build_model_runner, log, began=process_began()).run()
+        with Lease(launch, log) as lease:
+            builds = build or build_model_runner
+            return WorkerHost(launch, builds, log, began=process_began(), lease=lease).run()
     except SystemExit as ended:  # by a signal, when everything in order is done
         return int(ended.code or 0)
 

@@ -121,6 +121,7 @@ TO_ENGINE = (
         protocol=1, engine_id="e", key="k", group=0, epoch=1, rank=1, capacity=CAPACITY
     ),
     messages.WorkerReady(),
+    messages.WorkerLease(protocol=1, engine_id="e", key="k", group=1, epoch=2, rank=3),
     messages.WorkerFailed(group=0, epoch=1, rank=1, step=5, message="boom"),
     StepResult(epoch=1, step=2, token=int32([4]), logprobs=ROWS, compute_s=0.5),
     messages.SupervisorHello(protocol=1, engine_id="e", key="k"),
