@@ -73,9 +73,9 @@ def bytes_column(values: Iterable[int]):  # type: ignore[no-untyped-def]
 
 
 def answer_at_once(request: Request) -> list[ToClient]:
-    """One batch for each token of `ANSWER`, then an end by length."""
+    """One batch for each token of `ANSWER` that is not there yet, then an end by length."""
     ids = Tokenizer(llama3_like()).encode(ANSWER, add_special_tokens=False)
-    ids = ids[: request.sampling.max_tokens]
+    ids = ids[len(request.output) : request.sampling.max_tokens]
     handle = request.handle
     first = tokens(handle, ids[:1], started=(Started(handle=handle, num_cached_tokens=2),))
     others = [tokens(handle, [token_id]) for token_id in ids[1:]]
