@@ -10,7 +10,11 @@ from cluster.api.api_server import server_of
 router = APIRouter(tags=["administration"])
 
 
-@router.get("/admin/status", response_class=Response)
+@router.get(
+    "/admin/status",
+    response_class=Response,
+    responses={200: {"content": {"application/json": {}}}},
+)
 async def cluster_status(request: Request) -> Response:
     """The `Status` of the wire protocol as JSON. Fields that have their default are left out."""
     server = server_of(request)

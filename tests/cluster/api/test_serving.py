@@ -442,7 +442,7 @@ def test_a_client_that_leaves_ends_its_call_whatever_it_asked_and_however_it_lea
             for count in (1, 2)
             for how in ("close", "reset", "half")
         ]
-        before = client.status().totals.num_requests
+        before = client.status().totals.finished
         for stream, count, how in ways:
             body = json.dumps({**ASKS[path], "stream": stream, "ignore_eos": True}).encode()
             headers = [
@@ -459,6 +459,6 @@ def test_a_client_that_leaves_ends_its_call_whatever_it_asked_and_however_it_lea
                     raw.socket.shutdown(socket.SHUT_WR)
                     settled(client)
             settled(client)
-        after = client.status().totals.num_requests
+        after = client.status().totals.finished
     assert after["abort"] - before.get("abort", 0) == len(ways)
     assert after.get("length", 0) == before.get("length", 0), "none ran to its end"
