@@ -9,7 +9,7 @@ answered; only then can they be handed out again.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import KeysView, Sequence
 
 import numpy as np
 
@@ -61,6 +61,11 @@ class KVCache:
     def match(self, keys: Sequence[bytes]) -> list[int]:
         """Blocks of the longest reusable prefix of `keys`; not held until `admit`."""
         return self.index.longest_match(keys) if self.reuses_prefixes else []
+
+    @property
+    def held_keys(self) -> KeysView[bytes]:
+        """Keys of all full blocks that a sequence could start with, or go on with."""
+        return self.index.keys
 
     def num_needed(self, cached: Sequence[int], num_tokens: int) -> int:
         """Idle blocks that `admit` would use up, prefix hits that idle now included."""

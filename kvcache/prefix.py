@@ -1,6 +1,6 @@
 """Which blocks hold the K/V of which prefixes, by the keys of `kvcache.keys`."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, KeysView, Sequence
 
 
 class PrefixIndex:
@@ -12,6 +12,11 @@ class PrefixIndex:
 
     def __len__(self) -> int:
         return len(self._block_by_key)
+
+    @property
+    def keys(self) -> KeysView[bytes]:
+        """Of all prefixes that are held; it follows what is added and forgotten."""
+        return self._block_by_key.keys()
 
     def holds(self, block: int) -> bool:
         """Whether the block's content can be found by a key."""
