@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -45,8 +46,13 @@ from scheduler.sampling import SamplingParams
 NUM_SEQUENCES = 256
 PROMPT_TOKENS = 128
 VOCAB_SIZE = 32_000
-BLOCKS = 16_000
-"""Of each group: room for its sequences to grow to about a thousand tokens."""
+OUTPUT_TOKENS = 1000
+BLOCKS = 20_000
+"""Of each group: room for all that its sequences will ever have, so that all of them start."""
+MOST_STEPS = 600
+"""Measured of each group, so that no sequence ends meanwhile."""
+FILL_STEP_S = 0.05
+"""A step's time while sequences start, so that the first ones do not end before the last ones."""
 LIMITS = LinkLimits(max_message_bytes=64 << 20, queue_messages=100_000)
 ABOUT = {"protocol": PROTOCOL_VERSION, "engine_id": "bench", "key": "bench"}
 STEP_MS = (10, 20, 50)
@@ -55,14 +61,15 @@ STEP_MS = (10, 20, 50)
 class Player:
     """All workers (one rank per group) and all clients of one engine."""
 
-    def __init__(
-        self, listens: EngineListens, num_groups: int, num_clients: int, step_s: float
-    ) -> None:
-        self._step_s = step_s
+    def __init__(self, listens: EngineListens, num_groups: int, num_clients: int) -> None:
+        self.step_s = FILL_STEP_S
         self.num_steps = self.num_tokens = 0
         """Answered, of all groups."""
-        self.num_running = 0
-        self._due: list[tuple[float, int, bytes]] = []
+        self._due: list[tuple[float, int, int, bytes]] = []
+        """When each answer is due, the how-manieth it is, its group, and its frame."""
+        self._free_at = [0.0] * num_groups
+        """When each group has computed all that it was given: one step after the other."""
+        self._num_plans = 0
         self._rng = np.random.default_rng(0)
         self._supervisor = DealerLink(listens.back_address, LIMITS)
         self._supervisor.send(TO_ENGINE.encode(SupervisorHello(**ABOUT)))
@@ -79,11 +86,14 @@ class Player:
         for link in self._clients:
             link.send(FROM_CLIENT.encode(ClientHello(protocol=PROTOCOL_VERSION)))
         self._is_ready = [False] * num_groups
-        self._by_fd = {fd: link for link in [*self._workers, *self._clients] for fd in link.fds}
+        links = [*self._workers, *self._clients]
+        self._by_fd = {fd: link for link in links for fd in link.fds}
         self._group_of = {link: group for group, link in enumerate(self._workers)}
         self._poll = select.poll()
         for fd in self._by_fd:
             self._poll.register(fd, select.POLLIN)
+        self._sent_to = set(links)
+        """What has come to these may wake nobody: sending to them has used the wake-up up."""
 
     @property
     def are_ready(self) -> bool:
@@ -98,12 +108,16 @@ class Player:
             request = Request(
                 handle=handle,
                 prompt=int32(self._rng.integers(0, VOCAB_SIZE, PROMPT_TOKENS)),
-                sampling=SamplingParams(temperature=0.0, max_tokens=3000, ignore_eos=True),
+                sampling=SamplingParams(temperature=0.0, max_tokens=OUTPUT_TOKENS, ignore_eos=True),
             )
             self._clients[handle % len(self._clients)].send(FROM_CLIENT.encode(request))
+        self._sent_to.update(self._clients)
 
     def turn(self) -> None:
         """Take in what has come, and answer what is due."""
+        for link in self._sent_to:
+            self._read(link)
+        self._sent_to.clear()
         wait_ms = 100.0
         if self._due:
             wait_ms = max(0.0, 1e3 * (self._due[0][0] - time.perf_counter()))
@@ -111,10 +125,10 @@ class Player:
             self._read(link)
         now = time.perf_counter()
         while self._due and self._due[0][0] <= now:
-            _, group, frame = heapq.heappop(self._due)
+            _, _, group, frame = heapq.heappop(self._due)
             self._workers[group].send(frame)
+            self._sent_to.add(self._workers[group])
             self.num_steps += 1
-            self._read(self._workers[group])  # sending may have used up its wake-up
 
     def _read(self, link: DealerLink) -> None:
         group = self._group_of.get(link)
@@ -136,12 +150,12 @@ class Player:
                 epoch=message.epoch,
                 step=message.step,
                 token=token,
-                compute_s=self._step_s or 0.01,
+                compute_s=self.step_s or 0.01,
             )
-            heapq.heappush(
-                self._due,
-                (time.perf_counter() + self._step_s, group, TO_ENGINE.encode(result)),
-            )
+            self._num_plans += 1
+            due = max(time.perf_counter(), self._free_at[group]) + self.step_s
+            self._free_at[group] = due
+            heapq.heappush(self._due, (due, self._num_plans, group, TO_ENGINE.encode(result)))
 
     def close(self) -> None:
         with contextlib.suppress(LinkLost):
@@ -182,8 +196,9 @@ def engine_of(num_groups: int) -> Iterator[tuple[EngineListens, psutil.Process]]
 
 
 def cpu_s(process: psutil.Process) -> float:
-    times = process.cpu_times()
-    return float(times.user + times.system)
+    """Of all of its threads, to the nanosecond (Linux, Documentation/scheduler/sched-stats)."""
+    tasks = Path(f"/proc/{process.pid}/task").glob("*/schedstat")
+    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
 
 
 def measured(
@@ -191,21 +206,26 @@ def measured(
 ) -> tuple[float, float, float]:
     """The core's processor seconds per step, tokens per step, and its share of a core."""
     with engine_of(num_groups) as (listens, process):
-        player = Player(listens, num_groups, num_clients, step_s)
+        player = Player(listens, num_groups, num_clients)
         try:
             while not player.are_ready:
                 player.turn()
             player.ask(num_groups * NUM_SEQUENCES)
             while not player.are_full:
                 player.turn()
+            player.step_s = step_s
             began, busy_s = time.perf_counter(), cpu_s(process)
             steps, tokens = player.num_steps, player.num_tokens
-            while time.perf_counter() - began < window_s:
+            while (
+                time.perf_counter() - began < window_s
+                and player.num_steps - steps < MOST_STEPS * num_groups
+            ):
                 player.turn()
             took_s, busy_s = time.perf_counter() - began, cpu_s(process) - busy_s
             steps, tokens = player.num_steps - steps, player.num_tokens - tokens
         finally:
             player.close()
+    assert player.are_full, "sequences ended while they were measured"
     return busy_s / steps, tokens / steps, busy_s / took_s
 
 
