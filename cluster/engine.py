@@ -9,6 +9,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from pathlib import Path
 
 from cluster.back_desk import (
     BackDesk,
@@ -29,7 +30,6 @@ from cluster.front_desk import FrontDesk
 from cluster.frontend.tokenizer_files import TokenizerFiles
 from cluster.groups import (
     Drain,
-    Instruction,
     LetLoad,
     Lose,
     LossReason,
@@ -66,12 +66,15 @@ from cluster.messages import (
     StartGroup,
     StartPhases,
     Status,
+    UseModel,
     WorkerFailed,
     WorkerGreeting,
     WorkerHello,
 )
 from cluster.recovery import Recoveries
+from cluster.reload import Order, UseWeights
 from cluster.scaling import ScaleLimits, why_no_room
+from cluster.served_model import Checkpoints
 from cluster.shortage import Shortage
 from cluster.status import build_status
 from cluster.step_feed import StepFeed
@@ -108,13 +111,16 @@ class Engine:
         signals: Callable[[], list[signal.Signals]],
         clock: Callable[[], float],
         log: EventLog,
-        facts: Callable[[], NodeFacts] | None = None,
+        facts: Callable[[Path], NodeFacts] | None = None,
         free_bytes: Callable[[], int] | None = None,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
         """
         Args:
-            facts: of this host, which those of all workers must equal; None: nothing must.
+            facts: of this host and a model's folder, which those of all workers must equal; None:
+                nothing must.
             free_bytes: of this host's memory, for groups that are added; None: nobody asks.
+            checkpoints: whose weights groups may load instead; None: no others.
         """
         self._launch = launch
         self._links = links
@@ -158,6 +164,9 @@ class Engine:
             self._new_group,
             self._why_no_room,
             log,
+            Path(launch.model_dir),
+            checkpoints,
+            launch.drained_nodes,
         )
         self._lanes: dict[int, Lane] = {}
         self._recoveries = Recoveries()
@@ -374,7 +383,7 @@ class Engine:
         if self._ask_facts is None:
             return ""
         if self._facts is None:
-            self._facts = self._ask_facts()
+            self._facts = self._ask_facts(self._changes.model_dir)
         return why_not_alike(facts, self._facts)
 
     def _moved(self, phase: RankPhase) -> None:
@@ -448,9 +457,13 @@ class Engine:
         )
         self._follow(failed, now)
 
-    def _follow(self, instructions: Iterable[Instruction], now: float) -> None:
-        """Do what a group's state machine asks for."""
+    def _follow(self, instructions: Iterable[Order], now: float) -> None:
+        """Do what a group's state machine asks for, or who changes the groups."""
         for instruction in instructions:
+            if isinstance(instruction, UseWeights):
+                self._facts = None
+                self._back.tell_supervisor(UseModel(str(instruction.model_dir)))
+                continue
             self._recoveries.follow(instruction, now)
             match instruction:
                 case LetLoad(peers=peers):
@@ -467,8 +480,8 @@ class Engine:
                     self._back.tell_supervisor(StartGroup(number, epoch))
                 case Drain(group=number, drains=drains):
                     self._drain(number, drains, now)
-                case Retire(group=number, epoch=epoch):
-                    self._retire(number, epoch, now)
+                case Retire():
+                    self._retire(instruction, now)
                 case Refuse(peer=peer, message=message):
                     self._back.refuse(peer, "stranger", message)
 
@@ -523,16 +536,22 @@ class Engine:
         self._log.info("group_draining" if drains else "group_stays", group=number)
         self._news += self._scheduler.drain_group(number, now, drains=drains)
 
-    def _retire(self, number: int, epoch: int, now: float) -> None:
+    def _retire(self, retired: Retire, now: float) -> None:
         """Let a group go; what still ran there waits for another one."""
-        num_moved = 0
+        number, num_moved = retired.group, 0
         if self._lanes.pop(number, None) is not None:
             assert self._scheduler is not None
             num_moved = self._scheduler.groups[number].num_running
             self._news += self._scheduler.lose_group(number, now)
-        self._log.info("group_retired", group=number, epoch=epoch, num_moved=num_moved)
+        self._log.info(
+            "group_retired",
+            group=number,
+            epoch=retired.epoch,
+            num_moved=num_moved,
+            comes_back=retired.comes_back,
+        )
         self._back.dismiss(number, f"group {number} is not needed any more")
-        self._back.tell_supervisor(RetireGroup(number, epoch))
+        self._back.tell_supervisor(RetireGroup(number, retired.epoch, retired.comes_back))
 
     def _scheduler_for(self, limits: ModelLimits) -> Scheduler:
         """The scheduler; all groups must serve the same model.
@@ -566,7 +585,7 @@ class Engine:
     def _lose(self, lost: Lose, now: float) -> None:
         """Take a group's sequences back; if nobody is left to compute them, end them."""
         if lost.retires:
-            self._retire(lost.group, lost.epoch, now)
+            self._retire(Retire(lost.group, lost.epoch), now)
             return
         group = self._groups[lost.group]
         lane = self._lanes.pop(lost.group, None)
@@ -593,6 +612,7 @@ class Engine:
         if lane is not None or group.num_restarts:
             noticed_s = 0.0 if lane is None else lane.silent_s(now)
             self._recoveries.lost(lost, moved, noticed_s, now)
+        self._follow(self._changes.lost(lost), now)
         self._back.dismiss(lost.group, f"group {lost.group} was lost: {lost.message}")
         self._back.tell_supervisor(
             GroupLost(

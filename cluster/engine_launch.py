@@ -38,6 +38,8 @@ class EngineLaunch(Struct, frozen=True, kw_only=True):
     model: str
     """The name that clients see."""
     model_dir: str
+    models_dir: str = ""
+    """Where other checkpoints may be, by name."""
     chat_template: str = ""
     """Path of a file to use instead of the model's own."""
     front_address: str
@@ -49,6 +51,8 @@ class EngineLaunch(Struct, frozen=True, kw_only=True):
     """Of which there may be while it runs; None: as many as can be started."""
     drain_s: float = 0.0
     """For what runs in a group that leaves."""
+    drained_nodes: tuple[str, ...] = ()
+    """On which no groups start; by host name or address."""
     num_ranks: int
     """Of each group."""
     is_one_host: bool = False

@@ -9,6 +9,7 @@ import signal
 import socket
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -18,7 +19,7 @@ from cluster.announcements import EngineListens, EngineRefuses, announce
 from cluster.doctor.alike import node_facts
 from cluster.engine import Engine
 from cluster.engine_launch import EngineLaunch
-from cluster.errors import AddressError
+from cluster.errors import AddressError, ModelError
 from cluster.frontend.tokenizer_files import (
     TokenizerDamaged,
     TokenizerFiles,
@@ -30,6 +31,7 @@ from cluster.journal_file import JournalError, JournalFile
 from cluster.links import EngineLinks, LinkLimits
 from cluster.logs import EventLog, show_events
 from cluster.orphans import die_with_parent
+from cluster.served_model import Checkpoints, read_served_model
 from cluster.wakeup import SignalPipe
 from cluster.wire import FROM_CLIENT, TO_ENGINE
 from worker.host_memory import free_host_bytes
@@ -124,10 +126,22 @@ def build_engine(
         signals=signals.read,
         clock=time.monotonic,
         log=log,
-        facts=lambda: node_facts(socket.gethostname(), model_dir),
+        facts=partial(node_facts, socket.gethostname()),
         free_bytes=free_host_bytes,
+        checkpoints=_checkpoints_of(launch, log),
     )
     return engine, journal
+
+
+def _checkpoints_of(launch: EngineLaunch, log: EventLog) -> Checkpoints | None:
+    """What weights may be exchanged for; a damaged checkpoint is left to the workers, who say
+    more of it."""
+    try:
+        served = read_served_model(Path(launch.model_dir), launch.chat_template)
+    except ModelError as error:
+        log.warning("no_reload", error=error)
+        return None
+    return Checkpoints(served, Path(launch.models_dir), launch.chat_template)
 
 
 def _given(defaults: Struct) -> dict[str, object]:

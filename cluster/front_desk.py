@@ -27,6 +27,7 @@ from cluster.messages import (
     InjectFault,
     MetricsRequest,
     Refusal,
+    ReloadModel,
     ScaleGroups,
     ServerInfo,
     Status,
@@ -167,7 +168,7 @@ class FrontDesk:
                     self._scheduler.abort(client, message.handle.tolist(), now)
             case CancelByLabel(label=label):
                 self._cancel(client, label, now)
-            case ScaleGroups() | DrainNode():
+            case ScaleGroups() | DrainNode() | ReloadModel():
                 self._send(client, self._change(message, now), now)
             case InjectFault():
                 self._send(client, self._inject(message, now), now)

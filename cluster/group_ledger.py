@@ -54,10 +54,10 @@ class GroupLedger:
         if known := self._at(group, epoch):
             known.is_ready, known.is_stopped = False, not restarts
 
-    def retired(self, group: int, epoch: int) -> None:
-        """The engine does not need it; its processes are being ended."""
+    def retired(self, group: int, epoch: int, *, comes_back: bool = False) -> None:
+        """The engine does not need it, or wants it anew; its processes are being ended."""
         if known := self._at(group, epoch):
-            known.is_ready, known.is_retired = False, True
+            known.is_ready, known.is_retired = False, not comes_back
 
     def failed(self, failure: WorkerFailed) -> None:
         """A rank, or the start of all, has come to its end unasked."""

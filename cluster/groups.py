@@ -10,6 +10,8 @@ A group that is not needed any more leaves in order, and may come back under a n
 
     ready ──> draining ──nothing runs, or time is over──> retiring ──no process left──> retired
 
+One that is renewed retires and starts at once, without a pause between.
+
 Invariants: the epoch rises with every start and never falls; in one epoch a group serves at
 most once and is lost at most once, and never serves after it was lost; it starts again only
 when no process of the epoch before is left, so that two epochs never compute side by side.
@@ -132,6 +134,8 @@ class Retire:
 
     group: int
     epoch: int
+    comes_back: bool = False
+    """A start follows as soon as they have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +206,8 @@ class WorkerGroup:
         self._ready_since = 0.0
         self._num_in_row = 0
         """Restarts since it last served for long."""
+        self._num_promised = 0
+        """Starts that it has whatever came before, each after the processes of the last one."""
         self._takeover_s = 0.0
         """How long ranks that are loaded may take to come back; 0: they start."""
         if before is not None:
@@ -238,7 +244,7 @@ class WorkerGroup:
     @property
     def has_hope(self) -> bool:
         """Whether it computes, or may do so some time."""
-        return self.state not in GONE and not (self.state == "lost" and not self._may_restart)
+        return self.state not in (*GONE, "lost") or self._may_restart
 
     @property
     def is_wanted(self) -> bool:
@@ -252,6 +258,8 @@ class WorkerGroup:
 
     @property
     def _may_restart(self) -> bool:
+        if self._num_promised or self.state in GONE:
+            return self._num_promised > 0
         return self._was_ever_ready and self._num_in_row < self._policy.max_restarts
 
     def is_on(self, nodes: Collection[str]) -> bool:
@@ -376,6 +384,7 @@ class WorkerGroup:
         if not all(rank.is_ready for rank in self.ranks.values()):
             return []
         self.state = "ready"
+        self._num_promised = 0
         self._was_ever_ready = True
         self._ready_since = now
         self._takeover_s = 0.0
@@ -440,6 +449,9 @@ class WorkerGroup:
         lost = self.failed(epoch, -1, "all its processes ended", now=now)
         if self.state == "retiring":
             self.state = "retired"
+        if self.state in ("retired", "lost") and self._num_promised:
+            self._num_promised -= 1
+            return [*lost, self._start(now)]
         if self.state == "lost":
             if self._may_restart:
                 pause_s = self._policy.first_pause_s * 2**self._num_in_row
@@ -465,8 +477,9 @@ class WorkerGroup:
                 return [Drain(self.group)]
             case "starting" | "sizing":
                 return self.retire()
-            case "lost":  # what is left of its processes is being ended already
+            case "lost" | "retiring":  # what is left of its processes is being ended already
                 self.state = "retiring"
+                self._num_promised = 0
             case "waiting" | "stopped":
                 self._forget_ranks("retired")
         return []
@@ -475,8 +488,16 @@ class WorkerGroup:
         """Go at once; what still runs there goes on elsewhere."""
         assert self.state in ("starting", "sizing", "ready", "draining"), self.state
         self.message = ""
+        self._num_promised = 0
         self._forget_ranks("retiring")
         return [Retire(self.group, self.epoch)]
+
+    def renew(self) -> list[Instruction]:
+        """Go at once, and start again when no process is left. If that start fails, there is
+        another one, for which what made it fail may have been undone."""
+        self.retire()
+        self._num_promised = 2
+        return [Retire(self.group, self.epoch, comes_back=True)]
 
     def stay(self) -> list[Instruction]:
         """A draining group is needed after all."""
@@ -490,6 +511,7 @@ class WorkerGroup:
         assert self.state in ("retired", "stopped"), self.state
         self._was_ever_ready = False
         self._num_in_row = 0
+        self._num_promised = 0
         self.message = ""
         return [self._start(now)]
 

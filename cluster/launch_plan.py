@@ -42,11 +42,12 @@ class LaunchPlan:
         num_wanted: int | None = None,
         num_restarts: int = 0,
         last_loss: str = "",
+        drained_nodes: tuple[str, ...] = (),
     ) -> EngineLaunch:
         """The first engine's launch, or that of one that comes after another.
 
         Args:
-            epochs, num_restarts, last_loss: as of `EngineLaunch`.
+            epochs, num_restarts, last_loss, drained_nodes: as of `EngineLaunch`.
             num_wanted: groups that the one before was to have.
         """
         config = self.config
@@ -55,6 +56,7 @@ class LaunchPlan:
             key=self.key,
             model=self.model,
             model_dir=str(self.model_dir),
+            models_dir=config.models_dir,
             chat_template=config.chat_template,
             front_address=front_address,
             back_address=back_address,
@@ -62,6 +64,7 @@ class LaunchPlan:
             num_restarts=num_restarts,
             epochs=epochs,
             last_loss=last_loss,
+            drained_nodes=drained_nodes,
             takeover_s=config.takeover_s,
             min_groups=config.min_groups or config.num_groups,
             max_groups=self._max_groups,

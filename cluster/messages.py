@@ -225,10 +225,40 @@ class NodeDrained(
     """Why nothing was changed; empty: it was."""
 
 
-Change: TypeAlias = ScaleGroups | DrainNode
+class ReloadModel(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="reload_model"
+):
+    """Let one worker group after the other come back with other weights. Answered by
+    `ModelReloaded`."""
+
+    model: str = ""
+    """A folder on the engine's host, or a name in its models directory; empty: what is in the
+    same folder now"""
+    only_asks: bool = False
+    """Begin nothing: how far is it?"""
+
+
+class ModelReloaded(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="model_reloaded"
+):
+    """Answer to `ReloadModel`: how far the one is that runs, or ran last."""
+
+    model_dir: str = ""
+    """Whose weights groups load that start now"""
+    is_running: bool = False
+    num_groups: int = 0
+    num_done: int = 0
+    """Groups that are back"""
+    failure: str = ""
+    """Why it was given up; the groups go back, or have gone back, to the old weights."""
+    refusal: str = ""
+    """Why nothing was begun; empty: it was."""
+
+
+Change: TypeAlias = ScaleGroups | DrainNode | ReloadModel
 """What clients may want changed of the worker groups."""
 
-Changed: TypeAlias = Scaled | NodeDrained
+Changed: TypeAlias = Scaled | NodeDrained | ModelReloaded
 """What they are answered."""
 
 
@@ -581,6 +611,12 @@ class AvoidNodes(Struct, frozen=True, tag_field="type", tag="avoid_nodes"):
     """By host name or address"""
 
 
+class UseModel(Struct, frozen=True, tag_field="type", tag="use_model"):
+    """Engine to supervisor: groups that are started from now on load this checkpoint."""
+
+    model_dir: str
+
+
 class StartGroup(Struct, frozen=True, tag_field="type", tag="start_group"):
     """Engine to supervisor: start the ranks of this group under this epoch."""
 
@@ -621,6 +657,8 @@ class RetireGroup(Struct, frozen=True, tag_field="type", tag="retire_group"):
 
     group: int
     epoch: int
+    comes_back: bool = False
+    """Whether a `StartGroup` follows that."""
 
 
 class GroupStopped(Struct, frozen=True, tag_field="type", tag="group_stopped"):
@@ -657,6 +695,7 @@ FromClient: TypeAlias = (
     | CancelByLabel
     | ScaleGroups
     | DrainNode
+    | ReloadModel
     | MetricsRequest
     | WatchSteps
     | InjectFault
@@ -673,6 +712,7 @@ ToClient: TypeAlias = (
     | Cancelled
     | Scaled
     | NodeDrained
+    | ModelReloaded
     | EngineMetrics
     | StepNews
     | FaultInjected
@@ -699,6 +739,7 @@ FromEngine: TypeAlias = (
     | Stop
     | Refusal
     | AvoidNodes
+    | UseModel
     | StartGroup
     | RankPhase
     | GroupReady

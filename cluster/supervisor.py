@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from cluster.announcements import ClusterReady, EngineListens
@@ -56,6 +56,7 @@ from cluster.messages import (
     Shutdown,
     StartGroup,
     StartPhases,
+    UseModel,
     WorkerFailed,
 )
 from cluster.private_folder import PrivateFolder
@@ -124,6 +125,7 @@ class Supervisor:
             log=log,
         )
         self._num_engine_restarts = 0
+        self._drained_nodes: tuple[str, ...] = ()
         self._recovery: EngineRecovery | None = None
         """Until requests are taken again"""
         self._began = time.monotonic() if began is None else began
@@ -413,6 +415,7 @@ class Supervisor:
             num_wanted=self._groups.num_wanted,
             num_restarts=self._num_engine_restarts,
             last_loss=how,
+            drained_nodes=self._drained_nodes,
         )
         self._engine.start(launch, pause_s)
 
@@ -425,9 +428,12 @@ class Supervisor:
             case RankPhase():
                 self._watch.moved(message, time.monotonic())
             case AvoidNodes(nodes=nodes):
+                self._drained_nodes = nodes
                 self._hands.avoid(nodes)
-            case RetireGroup(group=group, epoch=epoch):
-                self._groups.retired(group, epoch)
+            case UseModel(model_dir=model_dir):
+                self._plan = replace(self._plan, model_dir=Path(model_dir))
+            case RetireGroup(group=group, epoch=epoch, comes_back=comes_back):
+                self._groups.retired(group, epoch, comes_back=comes_back)
                 self._hands.stop(group, epoch, self._config.stop_timeout_s)
             case StartGroup(group=group, epoch=epoch):
                 assert self._listens is not None

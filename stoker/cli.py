@@ -56,6 +56,7 @@ def make_parser() -> argparse.ArgumentParser:
         ("scale", _scale, _for_scale, "Change a running cluster's number of groups."),
         ("chaos", _chaos, _for_chaos, "Break a test cluster on purpose, and see it come back."),
         ("drain", _drain, _for_drain, "Take a node of a running cluster out of service."),
+        ("reload", _reload, _for_reload, "Give a running cluster other weights, no stream ends."),
         ("plan", _plan, _for_plan, "What of a model fits where; starts nothing."),
         ("doctor", _doctor, _for_doctor, "Examine this host, or the nodes of a Ray cluster."),
         ("fetch", _fetch, _for_fetch, "Bring a model onto this machine."),
@@ -162,6 +163,13 @@ def _for_drain(parser: argparse.ArgumentParser) -> None:
 
     _add_cluster(parser)
     add_drain_arguments(parser)
+
+
+def _for_reload(parser: argparse.ArgumentParser) -> None:
+    from stoker.reload_command import add_reload_arguments
+
+    _add_cluster(parser)
+    add_reload_arguments(parser)
 
 
 def _for_plan(parser: argparse.ArgumentParser) -> None:
@@ -362,6 +370,12 @@ def _drain(arguments: argparse.Namespace) -> int:
     from stoker.drain_command import drain
 
     return drain(arguments)
+
+
+def _reload(arguments: argparse.Namespace) -> int:
+    from stoker.reload_command import reload
+
+    return reload(arguments)
 
 
 def _plan(arguments: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ from cluster.frontend.engine_client import ClientConfig, EngineClient, seeds_fro
 from cluster.frontend.errors import QueueFull
 from cluster.frontend.requests import LiveRequest
 from cluster.frontend.tokenizer import Tokenizer
-from cluster.messages import NodeDrained, Scaled, ServerInfo, Status
+from cluster.messages import ModelReloaded, NodeDrained, Scaled, ServerInfo, Status
 from scheduler.sampling import SamplingParams
 from stoker.batch import BatchQueue
 from stoker.outputs import Piece, RequestOutput
@@ -166,6 +166,17 @@ class Client:
         """Take every worker group off a node at once, and start none there until it is undone.
         No stream ends; asked again, the answer says how far it is."""
         return self._engine.drain(node, undo=undo, timeout_s=timeout_s)
+
+    def reload(
+        self, model: str = "", *, only_asks: bool = False, timeout_s: float | None = None
+    ) -> ModelReloaded:
+        """Let one group after the other come back with the weights in a folder of the engine's
+        host, or, without one, with what is in the same folder now. No stream ends.
+
+        Returns at once; `only_asks` says how far it is. `refusal` says why it was not begun,
+        `failure` why the old weights are back.
+        """
+        return self._engine.reload(model, only_asks=only_asks, timeout_s=timeout_s)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What holds for requests without sampling parameters: the model's own defaults."""

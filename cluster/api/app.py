@@ -21,6 +21,7 @@ from cluster.api import (
     live_route,
     metrics_route,
     page_route,
+    reload_route,
     scale_route,
     status_route,
 )
@@ -43,6 +44,7 @@ ROUTERS: Sequence[APIRouter] = (
     cancel.router,
     scale_route.router,
     drain_route.router,
+    reload_route.router,
     status_route.router,
     health.router,
     live_route.router,

@@ -46,7 +46,9 @@ from cluster.messages import (
     DrainNode,
     FromClient,
     GenerationDefaults,
+    ModelReloaded,
     NodeDrained,
+    ReloadModel,
     Scaled,
     ScaleGroups,
     ServerInfo,
@@ -59,7 +61,7 @@ from scheduler.errors import InvalidRequest
 from scheduler.request import TokenBatch
 from scheduler.sampling import MAX_N, MAX_SEED, SamplingParams
 
-Reply = TypeVar("Reply", Status, Scaled, NodeDrained)
+Reply = TypeVar("Reply", Status, Scaled, NodeDrained, ModelReloaded)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,6 +211,17 @@ class EngineClient:
             EngineUnreachable, EngineLost: as for `status`.
         """
         return self._ask(DrainNode(node, undo), NodeDrained, timeout_s)
+
+    def reload(
+        self, model: str = "", *, only_asks: bool = False, timeout_s: float | None = None
+    ) -> ModelReloaded:
+        """Ask that one group after the other come back with the weights of `model`; or, with
+        `only_asks`, how far that is.
+
+        Raises:
+            EngineUnreachable, EngineLost: as for `status`.
+        """
+        return self._ask(ReloadModel(model=model, only_asks=only_asks), ModelReloaded, timeout_s)
 
     def _ask(
         self, question: StatusRequest | Change, kind: type[Reply], timeout_s: float | None

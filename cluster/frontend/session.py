@@ -21,6 +21,7 @@ from cluster.messages import (
     EngineStarting,
     EngineStopping,
     FromClient,
+    ModelReloaded,
     NodeDrained,
     Refusal,
     Scaled,
@@ -203,7 +204,7 @@ class FrontSession:
                 self.news = message.message
             case TokenizerFiles():
                 self.tokenizer_files = message
-            case Status() | Scaled() | NodeDrained():
+            case Status() | Scaled() | NodeDrained() | ModelReloaded():
                 self._answer(message)
             case Refusal():
                 raise _error_of_refusal(message)

@@ -36,6 +36,7 @@ from cluster.messages import (
     ToClient,
     ToEngine,
 )
+from cluster.served_model import Checkpoints
 from cluster.supervisor import ENGINE_COMMAND
 from cluster.wire import FROM_CLIENT, FROM_ENGINE, PROTOCOL_VERSION, TO_CLIENT, TO_ENGINE
 from cluster.worker_host import WorkerHost
@@ -180,6 +181,8 @@ class Rig:
         max_groups: int | None = None,
         drain_s: float = 0.0,
         is_one_host: bool = False,
+        model_dir: Path = Path("/nowhere"),
+        checkpoints: Checkpoints | None = None,
         client_queue: int = 1000,
         max_waiting_requests: int = 100,
         max_plans_in_flight: int = 2,
@@ -190,7 +193,7 @@ class Rig:
             engine_id="engine",
             key=KEY,
             model="scripted",
-            model_dir="/nowhere",
+            model_dir=str(model_dir),
             front_address=front_address or f"ipc://{folder}/front",
             back_address=back_address or f"ipc://{folder}/back",
             front_keys=None if front_keys is None else front_keys.server,
@@ -238,6 +241,7 @@ class Rig:
             signals=list,
             clock=time.monotonic,
             log=EventLog("test-engine"),
+            checkpoints=checkpoints,
         )
         self._engine_thread = threading.Thread(target=self._run_engine)
 

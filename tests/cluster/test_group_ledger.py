@@ -74,3 +74,14 @@ def test_a_group_that_comes_back_begins_anew() -> None:
     ledger.begins(0, 2)
     assert ledger.epochs() == (GroupEpoch(0, 2, "starting"),)
     assert ledger.num_wanted == 1
+
+
+def test_a_group_that_is_renewed_is_wanted_all_the_time() -> None:
+    ledger = GroupLedger()
+    ledger.begins(0, 1)
+    ledger.ready(0, 1)
+    ledger.retired(0, 1, comes_back=True)
+    assert ledger.num_wanted == 1
+    ledger.over(0, 1)
+    assert ledger.epochs() == (GroupEpoch(0, 1, "starting", was_ready=True),)
+    assert ledger.news() == [GroupStopped(0, 1)]

@@ -47,6 +47,7 @@ FROM_CLIENT = (
     Abort(int32([7, 8])),
     messages.WatchSteps(True),
     messages.DrainNode("n1", undo=True),
+    messages.ReloadModel(model="m", only_asks=True),
 )
 TO_CLIENT = (
     messages.ServerInfo(
@@ -76,6 +77,7 @@ TO_CLIENT = (
     messages.Cancelled("cmpl-1", 2),
     messages.Scaled(num_groups=3, is_automatic=True, refusal="no room"),
     messages.FaultInjected(ranks=((1, 0),)),
+    messages.ModelReloaded(model_dir="/m", is_running=True, num_groups=2, num_done=1),
     messages.NodeDrained(nodes=("n1",), num_leaving=2, waits_for="a group", refusal="no"),
     Rejection(handle=1, reason="queue_full", message="full", retry_after_s=1.5),
     messages.Status(
@@ -149,6 +151,7 @@ FROM_ENGINE = (
     messages.Stop("done"),
     messages.Refusal(reason="protocol", message="no"),
     messages.AvoidNodes(("n1",)),
+    messages.UseModel("/m"),
     messages.StartGroup(0, 2),
     messages.RetireGroup(0, 2),
     messages.Pong(),
