@@ -19,6 +19,7 @@ def options(step_timeout_s: float) -> list[str]:
     return [
         *("--num-groups", "2", "--tensor-parallel-size", "2"),
         *("--max-restarts", "1000000", "--longest-restart-pause-s", "0.2"),
+        *("--max-engine-restarts", "1000000", "--no-workers-s", "3600"),
         *("--step-timeout-s", f"{step_timeout_s:g}", "--num-kv-blocks", "400"),
         *("--max-model-len", "1024", "--max-num-seqs", "32", "--max-num-batched-tokens", "256"),
     ]
@@ -29,6 +30,7 @@ def main() -> int:
     parser.add_argument("--faults", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", default="", help="default: a tiny one, made at run time")
+    parser.add_argument("--calls", type=int, default=150, help="different requests")
     parser.add_argument("--but-engine", action="store_true", help="leave the engine core alone")
     parser.add_argument("--kinds", default="", help="only these, separated by commas")
     parser.add_argument("--log", type=Path, default=Path("chaos.log"), help="of the cluster")
@@ -37,6 +39,7 @@ def main() -> int:
     config = StormConfig(
         num_faults=arguments.faults,
         seed=arguments.seed,
+        num_calls=arguments.calls,
         with_engine=not arguments.but_engine,
         kinds=frozenset(filter(None, arguments.kinds.split(","))),
         step_timeout_s=arguments.step_timeout,

@@ -93,7 +93,7 @@ class Drawer:
         group, rank = chance.choice(shape.groups), chance.randrange(shape.num_ranks)
         fault = Fault(
             kind=recipe.kind,
-            after_s=chance.uniform(0.0, 0.1) if recipe.kind in ("kill", "stop") else 0.0,
+            after_s=chance.uniform(0.0, 0.1) if recipe.target == "engine" else 0.0,
             seconds=chance.uniform(*recipe.seconds),
             count=recipe.count,
         )
