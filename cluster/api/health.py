@@ -32,6 +32,8 @@ async def health(request: Request) -> JSONResponse:
 async def ready(request: Request) -> JSONResponse:
     """Readiness: a token can be made now. Send no calls to what fails this."""
     server = server_of(request)
+    if not server.engine.is_connected:
+        raise ApiError("no engine is connected: it starts, or is started again", NOT_READY)
     status = await _ask(server)
     if status.state == "stopping":
         raise ApiError("the engine finishes what runs and takes nothing new", SHUTTING_DOWN)

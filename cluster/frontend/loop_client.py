@@ -88,6 +88,11 @@ class LoopClient:
         return self._session.info
 
     @property
+    def is_connected(self) -> bool:
+        """Whether an engine has answered on this connection, ready or not."""
+        return self._is_heard
+
+    @property
     def news(self) -> str:
         """What the engine last said about itself: starting, or stopping. Else empty."""
         return self._session.news

@@ -23,12 +23,18 @@ import pytest
 from stoker import Client
 from tests.cluster.api.raw import Raw, head
 from tests.cluster.api.scripted_serve import write_model
-from tests.cluster.api.streams import LONG, WAIT_S, ports_of, streams, wait_until
+from tests.cluster.api.streams import LONG, WAIT_S, Stream, ports_of, streams, wait_until
 from tests.leaks import Footprint
 from tests.system.api.serving import Serving
 from tests.system.served import settled
 
 SCRIPTED = (sys.executable, "-m", "tests.cluster.api.scripted_serve")
+
+
+def texts_of(stream: Stream) -> str:
+    """All that it said."""
+    choices = [event["choices"] for event in stream.events]
+    return "".join(one["text"] for each in choices if isinstance(each, list) for one in each)
 
 
 class Starter:
@@ -276,10 +282,28 @@ def test_an_api_server_that_is_asked_to_end_finishes_its_streams_while_others_se
 
 
 @pytest.mark.slow
-def test_an_engine_that_is_killed_is_told_to_streams_and_ends_the_server(
+def test_streams_go_on_when_the_engine_is_killed_and_meanwhile_it_is_not_ready(
     start: Starter,
 ) -> None:
     serving = start(script={"step_s": 0.05}).wait_up()
+    undisturbed = streams(serving, 1)[0].end()
+    begun = streams(serving, 2)
+    with serving.http() as http:
+        serving.engine.kill()
+        wait_until(lambda: http.get("/ready").status_code == 503)
+        answer = http.post("/v1/completions", json={**LONG, "max_tokens": 1})
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        wait_until(lambda: http.get("/ready").status_code == 200)
+    for stream in begun:
+        assert stream.end().is_done
+        assert texts_of(stream) == texts_of(undisturbed)
+
+
+@pytest.mark.slow
+def test_an_engine_that_is_killed_for_good_is_told_to_streams_and_ends_the_server(
+    start: Starter,
+) -> None:
+    serving = start("--max-engine-restarts=0", script={"step_s": 0.05}).wait_up()
     begun = streams(serving, 2)
     serving.engine.kill()
     for stream in begun:

@@ -1,0 +1,96 @@
+"""The engine process is killed while the real model answers: every answer is what it would be."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+
+from scheduler.structured import StructuredOutputs
+from stoker import LLM, Client, RequestOutput, SamplingParams
+from stoker.client import Handle
+from tests.system.served import greedy, settled
+
+pytestmark = [pytest.mark.model, pytest.mark.slow]
+
+PROMPTS = (
+    "The first thing that a stoker does in the morning",
+    "Once upon a time there was a boiler that",
+    "A list of ten rivers: ",
+    "def fibonacci(n):",
+)
+ASKED: tuple[SamplingParams, ...] = (
+    greedy(64, ignore_eos=True),
+    SamplingParams(temperature=0.9, top_p=0.95, seed=7, max_tokens=64, ignore_eos=True),
+    greedy(48, repetition_penalty=1.2, logprobs=2, ignore_eos=True),
+    greedy(48, structured_outputs=StructuredOutputs(regex="([a-z]{3,9} ){12}[a-z]+")),
+)
+
+
+def engine_of(client: Client) -> psutil.Process:
+    """The engine's process, among this process's descendants that serve the client's address."""
+    folder = client.address.removeprefix("ipc://").rpartition("/")[0]
+    return next(
+        child
+        for child in psutil.Process().children(recursive=True)
+        if "cluster.engine_main" in child.cmdline()
+        and any(folder in connection.laddr for connection in child.net_connections("unix"))
+    )
+
+
+def pids(client: Client) -> list[int]:
+    return [rank.pid for group in client.status().groups for rank in group.ranks]
+
+
+def begin(client: Client) -> list[Handle]:
+    return [client.submit(prompt, asked) for prompt, asked in zip(PROMPTS, ASKED, strict=True)]
+
+
+def wait_for_tokens(handles: Sequence[Handle], count: int) -> None:
+    """Until each has so many tokens."""
+    for handle in handles:
+        while len(handle.snapshot().outputs[0].token_ids) < count:
+            assert not handle.is_done
+            time.sleep(0.01)
+
+
+def said(outputs: Sequence[RequestOutput]) -> list[tuple[str, list[int], str | None]]:
+    return [
+        (only.text, only.token_ids, only.finish_reason)
+        for output in outputs
+        for only in output.outputs
+    ]
+
+
+@pytest.mark.parametrize("num_groups", [1, 2])
+def test_answers_go_on_with_the_same_tokens_when_the_engine_is_killed_twice(
+    smollm2: Path, num_groups: int, no_leaks: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of greedy, sampled, edited and guided answers. Nothing is loaded again."""
+    with LLM(
+        smollm2,
+        backend="local",
+        tensor_parallel_size=2,
+        num_groups=num_groups,
+        max_model_len=1024,
+        num_kv_blocks=256,
+        log_level="info",
+    ) as llm:
+        client = llm.client
+        undisturbed = said([handle.result(500.0) for handle in begin(client)])
+        workers = pids(client)
+        handles = begin(client)
+        for number, tokens in ((1, 4), (2, 16)):
+            wait_for_tokens(handles, tokens)
+            engine_of(client).kill()
+            wait_for_tokens(handles, tokens + 2)
+            assert client.status().num_engine_restarts == number
+        outputs = [handle.result(500.0) for handle in handles]
+
+        assert said(outputs) == undisturbed
+        assert pids(client) == workers
+        assert [group.epoch for group in settled(client).groups] == [1] * num_groups
+    log = capfd.readouterr().err
+    assert log.count("was_loaded=False") == len(workers)
+    assert log.count("engine_recovered") == 2
