@@ -93,6 +93,8 @@ class WorkerLaunch(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """To dial the back socket with, if it is encrypted."""
     allow_chaos: bool = False
     """Whether faults may be injected here."""
+    keeper: str = ""
+    """Where packed weights are kept on this host (`cluster.weight_keeper`); empty: nowhere."""
 
     @property
     def name(self) -> str:
@@ -130,6 +132,8 @@ class Place:
     """Which of the GPUs that its process will see."""
     ranks_on_host: int | None = None
     """Ranks, of all groups, on that machine; None: as many of each group as of this one."""
+    keeper: str = ""
+    """Where that machine keeps packed weights (`cluster.weight_keeper`); empty: nowhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,6 +125,13 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     enforce_eager: Annotated[
         bool, setting("On GPUs, no CUDA graphs: a faster start, slower decode steps.")
     ] = False
+    warm_weights: Annotated[
+        bool,
+        setting(
+            "On CPUs, keep each host's packed weights once, for all groups there and for ranks "
+            "that are started again. Off: each rank reads and holds its own."
+        ),
+    ] = True
     num_threads: Annotated[
         AtLeastOne | None, setting("CPU threads of each rank. Default: its share of the cores.")
     ] = None
@@ -290,6 +297,11 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def ranks_per_group(self) -> int:
         """Worker processes of each group; rank = stage * tensor_parallel_size + its place there."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether hosts keep packed weights; of a resolved config."""
+        return self.warm_weights and self.device == "cpu" and self.ops != "reference"
 
     @property
     def most_groups(self) -> int:

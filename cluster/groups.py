@@ -285,7 +285,9 @@ class WorkerGroup:
         """That another such group takes of the host when every block has been written: a step,
         K/V, and weights unless they are shared."""
         each = (rank.hello.capacity for rank in self.ranks.values())
-        fixed = sum(one.weight_bytes + one.activation_bytes + RANK_BYTES for one in each)
+        fixed = sum(
+            one.weight_bytes - one.shared_bytes + one.activation_bytes + RANK_BYTES for one in each
+        )
         return fixed + self.num_blocks * self.block_bytes
 
     def rank_statuses(self) -> tuple[RankStatus, ...]:

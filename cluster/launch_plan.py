@@ -127,6 +127,7 @@ class LaunchPlan:
                 takeover_s=self.config.takeover_s,
                 link_keys=None if self.back_keys is None else self.back_keys.client,
                 allow_chaos=self.config.allow_chaos,
+                keeper=place.keeper,
                 log_level=self.config.log_level,
             )
             for place in places

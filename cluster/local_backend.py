@@ -22,6 +22,7 @@ from cluster.backend import Place, RankExit, Report, WorkerLaunch, encode_launch
 from cluster.cores import deal_cores
 from cluster.errors import BackendError
 from cluster.logs import EventLog
+from cluster.weight_keeper import WeightKeeper
 
 WORKER_COMMAND = (sys.executable, "-P", "-m", "cluster.worker_main")
 
@@ -41,7 +42,11 @@ class LocalBackend:
         cores: Sequence[int],
         log: EventLog,
         command: Sequence[str] = WORKER_COMMAND,
+        weights_key: str = "",
     ) -> None:
+        """`weights_key`: what ranks show to get weights that are kept for them; empty: none are."""
+        self._weights_key = weights_key
+        self._keeper: WeightKeeper | None = None
         self._report = report
         self._log = log
         self._command = tuple(command)
@@ -49,7 +54,12 @@ class LocalBackend:
         self._ranks: dict[tuple[int, int], list[_LocalRank]] = {}
 
     def open(self, timeout_s: float) -> str:
-        """Nothing to bring up: the host is there."""
+        """Nothing to bring up but what keeps weights: the host is there."""
+        if self._weights_key:
+            try:
+                self._keeper = WeightKeeper(self._weights_key, self._log)
+            except OSError as error:  # ranks then read and hold their own
+                self._log.warning("weights_not_kept", error=error)
         return ""
 
     def avoid(self, nodes: Collection[str]) -> None:
@@ -67,6 +77,7 @@ class LocalBackend:
                 host="127.0.0.1",
                 cores=self._shares[(group * num_ranks + rank) % len(self._shares)],
                 gpu=group * num_ranks + rank,
+                keeper="" if self._keeper is None else self._keeper.name,
             )
             for rank in range(num_ranks)
         )
@@ -95,6 +106,9 @@ class LocalBackend:
         ranks = [rank for group in self._ranks.values() for rank in group]
         self._ranks.clear()
         _end(ranks, timeout_s)
+        if self._keeper is not None:
+            self._keeper.close()
+            self._keeper = None
 
 
 def with_meeting_place(

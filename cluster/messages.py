@@ -461,6 +461,8 @@ class RankCapacity(Struct, frozen=True, kw_only=True, omit_defaults=True):
     vocab_size: int
     max_model_len: int
     weight_bytes: int = 0
+    shared_bytes: int = 0
+    """Of `weight_bytes`, what ranks of other groups on this host have in the same memory"""
     activation_bytes: int = 0
     free_bytes: int = 0
     device: str = ""

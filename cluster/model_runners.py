@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 
 from cluster.backend import WorkerLaunch
+from cluster.keeper_link import KeeperLink
 from worker.config import RunnerConfig
 from worker.meeting import Company, Terms, meet_group
 from worker.models.spec import read_spec
@@ -25,8 +26,11 @@ def build_runner(launch: WorkerLaunch) -> ModelRunner:
     if config.device == "cuda":
         torch.cuda.set_device(launch.gpu)
     communicator, pipes = meet(launch)
+    keeper = None
+    if launch.keeper:
+        keeper = KeeperLink(launch.keeper, launch.key, config.model_dir)
     try:
-        return ModelRunner(config, communicator, pipes)
+        return ModelRunner(config, communicator, pipes, keeper)
     except BaseException:
         communicator.close()
         pipes.close()

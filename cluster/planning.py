@@ -207,6 +207,8 @@ class Planner:
         ]
         on_host = -(-layout.num_ranks // self._machine.num_nodes)
         copies = on_host / layout.ranks_per_group
+        if self._config.warm_weights and self.form.ops == "cpu":
+            copies = min(copies, 1.0)  # groups of a host share one
         beside = int(copies * sum(weights)) + on_host * RANK_BYTES + CLUSTER_BYTES
         ranks = tuple(
             self._rank(rank, stage, shard, weights[rank], layout, on_host, beside)

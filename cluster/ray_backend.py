@@ -16,6 +16,7 @@ from cluster.cores import deal_cores
 from cluster.logs import EventLog
 from cluster.ray_connection import RayConnection
 from cluster.ray_group import CLOSE_WAIT_S, RankGroup
+from cluster.ray_keepers import RayKeepers
 
 if TYPE_CHECKING:  # Ray reads its settings from the environment when it is imported
     from cluster.ray_rank import RankSite
@@ -36,6 +37,7 @@ class RayBackend:
         uses_gpus: bool = False,
         environment: Mapping[str, str] | None = None,
         patience_s: float = 0.0,
+        weights_key: str = "",
     ) -> None:
         """Nothing is started yet.
 
@@ -44,6 +46,7 @@ class RayBackend:
             address: of the Ray to connect to; empty: one of our own.
             environment: variables for workers on nodes that do not set them.
             patience_s: how long nodes with missing room may take to join.
+            weights_key: what ranks show to get weights that are kept for them; empty: none are.
         """
         self._report = report
         self._num_ranks = num_ranks
@@ -52,6 +55,7 @@ class RayBackend:
         self._uses_gpus = uses_gpus
         self._environment = dict(environment or {})
         self._patience_s = patience_s
+        self._keepers = RayKeepers(weights_key, log) if weights_key else None
         self._groups: dict[tuple[int, int], RankGroup] = {}
         self._spare: dict[int, Room] = {}
         """Room taken at the first `place` for the groups that are placed next."""
@@ -91,11 +95,16 @@ class RayBackend:
             self._wait_for([room], deadline)
         placed = self._groups[group, epoch] = RankGroup(group, epoch, room, self._report)
         try:
+            if self._keepers is not None:
+                self._keepers.start(room.nodes())
             sites = placed.start_actors(self._environment, deadline)
         except BaseException:
             self.stop(group, epoch, 0.0)
             raise
         ranks_on, cores = self._shares(group, sites)
+        keepers = {}
+        if self._keepers is not None:
+            keepers = self._keepers.names(site.node for site in sites)
         return tuple(
             Place(
                 rank=rank,
@@ -103,6 +112,7 @@ class RayBackend:
                 host=site.host,
                 cores=cores[rank],
                 ranks_on_host=ranks_on[rank],
+                keeper=keepers.get(site.node, ""),
             )
             for rank, site in enumerate(sites)
         )
@@ -152,4 +162,6 @@ class RayBackend:
             self.stop(group, epoch, min(timeout_s, CLOSE_WAIT_S))
         while self._spare:
             self._spare.popitem()[1].give_back()
+        if self._keepers is not None:
+            self._keepers.close()
         self._ray.close()

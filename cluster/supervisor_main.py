@@ -204,7 +204,13 @@ def backend_of(plan: LaunchPlan, report: Report, log: EventLog) -> Backend:
     config = plan.config
     if config.backend == "local":
         num_ranks = config.most_groups * config.ranks_per_group
-        return LocalBackend(report, num_ranks=num_ranks, cores=plan.cores, log=log)
+        return LocalBackend(
+            report,
+            num_ranks=num_ranks,
+            cores=plan.cores,
+            log=log,
+            weights_key=plan.key if config.keeps_weights else "",
+        )
     from cluster.ray_backend import RayBackend  # Ray takes half a second to import
 
     return RayBackend(
@@ -216,6 +222,7 @@ def backend_of(plan: LaunchPlan, report: Report, log: EventLog) -> Backend:
         uses_gpus=config.device == "cuda",
         environment=own_environment_for_workers(config.worker_env) if config.ray_address else {},
         patience_s=config.room_timeout_s if config.ray_address else 0.0,
+        weights_key=plan.key if config.keeps_weights else "",
     )
 
 

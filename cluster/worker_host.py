@@ -68,8 +68,11 @@ class Step(Protocol):
 class Runner(Protocol):
     """What `worker.runner.ModelRunner` does, as the host sees it."""
 
-    def load(self, report: Callable[[int, int], None]) -> None:
-        """`report` is told now and then how many bytes were read, and of how many."""
+    def load(self, report: Callable[[int, int], None]) -> bool:
+        """`report` is told now and then how many bytes were read, and of how many.
+
+        Returns whether they had been read before, and were mapped.
+        """
         ...
 
     def measure(self) -> Struct:
@@ -217,14 +220,16 @@ class WorkerHost:
         self._start_s = {}
         self._phase_ended("import")
         self._tell_phase("load")
-        runner.load(self._has_read)
-        self._phase_ended("load")
+        was_mapped = runner.load(self._has_read)
+        self._phase_ended("map" if was_mapped else "load")
         self._tell_phase("profile")
         capacity = msgspec.convert(runner.measure(), RankCapacity, from_attributes=True)
         self._phase_ended("profile")
         self._log.info(
             "worker_loaded",
+            weights="mapped" if was_mapped else "read",
             weight_bytes=capacity.weight_bytes,
+            shared_bytes=capacity.shared_bytes,
             activation_bytes=capacity.activation_bytes,
             free_bytes=capacity.free_bytes,
             block_bytes=capacity.block_bytes,

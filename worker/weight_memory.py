@@ -25,8 +25,6 @@ from worker.kept_weights import SEALS, is_sealed
 
 _ALIGNMENT = 128
 _LENGTH = struct.Struct("<Q")
-_LARGE_PAGE_BYTES = 2 << 20
-"""The size is a multiple, so that the last page may be a large one too."""
 _MADV_POPULATE_WRITE = 23  # madvise(2); since Linux 5.14
 _MAP_FIXED = 0x10
 _MAP_NORESERVE = 0x4000
@@ -44,7 +42,7 @@ class SharedArena:
         Raises:
             OSError: the system does not let this process have so large a file.
         """
-        self._num_bytes = _rounded(max_bytes, _LARGE_PAGE_BYTES)
+        self._num_bytes = _rounded(max_bytes, mmap.PAGESIZE)
         self._used = 0
         self._fd = os.memfd_create("stoker-weights", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
@@ -90,13 +88,13 @@ class SharedArena:
         """End the filling; the descriptor, the caller's from now on. All tensors stay where they
         are, and can only be read."""
         tail = form + _LENGTH.pack(len(form))
-        size = _rounded(self._used + len(tail), _LARGE_PAGE_BYTES)
+        size = _rounded(self._used + len(tail), mmap.PAGESIZE)
         os.ftruncate(self._fd, size)
         os.pwrite(self._fd, tail, size - len(tail))
         # All of it, also what is past the end: no mapping may be left that could write.
         _map_over(self.memory, self._num_bytes, self._fd, mmap.PROT_READ, mmap.MAP_PRIVATE)
         fcntl.fcntl(self._fd, fcntl.F_ADD_SEALS, SEALS)
-        _touch(self.memory[: self._used])
+        _touch(self.memory[:size])
         fd, self._fd = self._fd, -1
         return fd
 

@@ -49,6 +49,7 @@ def asked_of(config: EngineConfig, *, device: str) -> Asked:
         num_ranks=config.num_ranks // config.num_groups,
         device=device,
         uses_ray=bool(config.ray_address),
+        shares_weights=config.warm_weights and device == "cpu" and config.ops != "reference",
     )
 
 

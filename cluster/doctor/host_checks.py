@@ -146,7 +146,8 @@ def _memory(scene: Scene) -> Iterator[Problem]:
     for host in scene.hosts:
         ranks = ranks_on(host, scene)
         weights = 0 if scene.asked.device == "cuda" else held_bytes(host, scene.asked)
-        wanted = ranks * (RANK_BYTES + weights // scene.asked.num_ranks)
+        holders = min(ranks, scene.asked.num_ranks) if scene.asked.shares_weights else ranks
+        wanted = ranks * RANK_BYTES + holders * (weights // scene.asked.num_ranks)
         if wanted > host.memory_free_bytes:
             yield Problem(
                 _node(host),

@@ -121,6 +121,8 @@ class Asked:
     """Of somebody else, with nodes of its own."""
     bytes_per_weight: float | None = None
     """As ranks are to hold them; None: as the files do."""
+    shares_weights: bool = False
+    """Groups of one host hold them once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,13 @@ def make_group(number: int, now: float = 0.0, **changes: object) -> WorkerGroup:
 
 
 def ready_group(
-    number: int, *, epoch: int = 1, num_blocks: int = 10, block_bytes: int = 1, host: str = HOST
+    number: int,
+    *,
+    epoch: int = 1,
+    num_blocks: int = 10,
+    block_bytes: int = 1,
+    host: str = HOST,
+    shared_bytes: int = 0,
 ) -> WorkerGroup:
     group = make_group(number)
     capacity = RankCapacity(
@@ -34,6 +40,7 @@ def ready_group(
         vocab_size=9,
         max_model_len=64,
         weight_bytes=GIB,
+        shared_bytes=shared_bytes,
         device="cpu",
     )
     hello = WorkerHello(
@@ -210,3 +217,10 @@ def test_what_present_pools_may_still_grow_by_is_not_free() -> None:
     assert "5.00 GiB are left of 8.00 free ones" in refusal
     assert why_no_room(1, [group], stats, HOST, 9 * GIB) == ""
     assert why_no_room(1, [group], stats, "elsewhere", 1) == ""
+
+
+def test_weights_that_groups_share_are_no_part_of_what_another_group_needs() -> None:
+    group = ready_group(0, num_blocks=1000, block_bytes=4 * 2**20, shared_bytes=GIB)
+    stats = [stats_of(0, num_blocks=1000, peak_blocks=1000)]
+
+    assert "1 more groups need 4.07 GiB" in why_no_room(1, [group], stats, HOST, 4 * GIB)

@@ -28,6 +28,7 @@ def test_phases_follow_one_another_and_add_up_to_the_whole_start() -> None:
         "place": 1.0,
         "import": 2.0,
         "load": 0.75,
+        "map": 0.0,
         "profile": 0.25,
         "allocate": 2.0,
         "serve": 1.0,

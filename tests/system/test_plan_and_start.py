@@ -73,7 +73,7 @@ def start(model: Path, options: list[str]) -> Started:
             elif " cluster_ready " in line:
                 first = psutil.Process(process.pid)
                 family = [first, *first.children(recursive=True)]
-                own_bytes = sum(anonymous_bytes(each.pid) for each in family)
+                own_bytes = sum(held_bytes(each.pid) for each in family)
                 process.send_signal(signal.SIGTERM)
     assert process.returncode == 0
     return Started(
@@ -81,12 +81,12 @@ def start(model: Path, options: list[str]) -> Started:
     )
 
 
-def anonymous_bytes(pid: int) -> int:
-    """Of pages that no file backs: those that the kernel cannot drop when memory is short."""
+def held_bytes(pid: int) -> int:
+    """Of pages that no file backs, which the kernel cannot drop when memory is short: its own, and
+    its share of those that several have."""
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
-    found = re.search(r"^Anonymous: +(\d+) kB", rollup, re.MULTILINE)
-    assert found is not None
-    return int(found[1]) << 10
+    fields = dict(re.findall(r"^(\w+): +(\d+) kB", rollup, re.MULTILINE))
+    return (int(fields["Anonymous"]) + int(fields["Pss_Shmem"])) << 10
 
 
 def compare(model: Path, tp: int, pp: int) -> None:

@@ -189,6 +189,16 @@ FAULTS = {
         subject="node 10.0.0.2",
         says=("2 ranks need 1.6 GiB", "512 MiB are free"),
     ),
+    "too little memory for what ranks share": Fault(
+        scene=make_scene(
+            replace(N1, memory_free_bytes=GIB // 2, model=replace(N1.model, weight_bytes=2 * GIB)),
+            asked=Asked(num_groups=4, num_ranks=1, shares_weights=True),
+            rooms=(),
+        ),
+        check="memory",
+        subject="node 10.0.0.1",
+        says=("4 ranks need 3.2 GiB", "512 MiB are free"),
+    ),
     "a small /dev/shm for GPUs": Fault(
         scene=make_scene(
             replace(N1, num_gpus=4, driver="570.1", shm_bytes=64 * MIB, shm_free_bytes=64 * MIB),
