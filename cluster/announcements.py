@@ -14,6 +14,13 @@ class EngineListens(Struct, frozen=True, kw_only=True, tag_field="type", tag="li
     back_address: str
 
 
+class EngineStands(Struct, frozen=True, kw_only=True, tag_field="type", tag="stands"):
+    """An engine process has loaded its code and waits for its launch; `EngineListens` follows."""
+
+    protocol: int
+    version: str
+
+
 class EngineRefuses(Struct, frozen=True, kw_only=True, tag_field="type", tag="refuses"):
     """The engine cannot start, for example because a port is in use."""
 
@@ -43,7 +50,7 @@ class ClusterFailed(Struct, frozen=True, kw_only=True, tag_field="type", tag="fa
     message: str
 
 
-OfEngine: TypeAlias = EngineListens | EngineRefuses
+OfEngine: TypeAlias = EngineStands | EngineListens | EngineRefuses
 OfCluster: TypeAlias = ClusterReady | ClusterFailed
 
 

@@ -36,6 +36,8 @@ class _Place:
     started_s: float = 0.0
     pause_s: float = 0.0
     start_at: float | None = None
+    successor: ChildProcess | None = None
+    """One that will take its place when it takes connections."""
 
 
 class ApiServers:
@@ -62,6 +64,12 @@ class ApiServers:
         self._front_address = self._key_file = self._metrics_dir = ""
         self.are_up = False
         """Whether each one has taken connections once."""
+        self._to_replace: list[_Place] = []
+        """The first one is being replaced."""
+        self._leaving: list[ChildProcess] = []
+        """That have been replaced, and finish their answers."""
+        self._replaced: str | None = None
+        """What came of the last replacement, until it is asked for."""
 
     @property
     def url(self) -> str:
@@ -75,6 +83,10 @@ class ApiServers:
             self._start(place)
 
     def _start(self, place: _Place) -> None:
+        place.process = self._begin(place)
+        place.started_s, place.start_at, place.is_up = time.monotonic(), None, False
+
+    def _begin(self, place: _Place) -> ChildProcess:
         launch = ApiServerLaunch(
             number=place.number,
             listen_fd=self._listener.socket.fileno(),
@@ -88,9 +100,46 @@ class ApiServers:
             # Beside that folder, since paths of sockets must be short.
             siblings_dir=self._metrics_dir and str(Path(self._metrics_dir).parent),
         )
-        place.process = ChildProcess(self._command, launch, (launch.listen_fd,))
-        place.started_s, place.start_at, place.is_up = time.monotonic(), None, False
-        self._log.info("api_server_started", number=place.number, pid=place.process.pid)
+        process = ChildProcess(self._command, launch, (launch.listen_fd,))
+        self._log.info("api_server_started", number=place.number, pid=process.pid)
+        return process
+
+    def replace(self) -> None:
+        """Let a new process take the place of each one, one after the other. The old one takes no
+        more connections then, and ends when its answers are given, or after `drain_s`."""
+        self._to_replace = list(self._places)
+        self._replace_next()
+
+    def replaced(self) -> str | None:
+        """Once, when `replace` is done: why it was given up, or empty. None: nothing is done."""
+        replaced, self._replaced = self._replaced, None
+        return replaced
+
+    def _replace_next(self) -> None:
+        while self._to_replace and self._to_replace[0].process is None:
+            self._to_replace.pop(0)  # its next start is a new one anyway
+        if self._to_replace:
+            self._to_replace[0].successor = self._begin(self._to_replace[0])
+        else:
+            self._replaced = ""
+
+    def _look_at_successor(self, place: _Place, ready: Collection[int], now: float) -> None:
+        process = place.successor
+        assert process is not None
+        if process.line_fd in ready and process.read_line():
+            if place.process is not None:
+                place.process.ask_to_end()
+                self._leaving.append(place.process)
+            place.process, place.successor = process, None
+            place.started_s, place.start_at, place.is_up = now, None, True
+            self._log.info("api_server_replaced", number=place.number, pid=process.pid)
+            self._to_replace.remove(place)
+            self._replace_next()
+        elif process.end_fd in ready:
+            how = process.how_it_ended()
+            process.close()
+            place.successor, self._to_replace = None, []
+            self._replaced = f"the new API server {place.number} ended while it started: {how}"
 
     @property
     def pids(self) -> list[int]:
@@ -100,8 +149,10 @@ class ApiServers:
     @property
     def fds(self) -> list[int]:
         """Readable when there is something to `look` at."""
-        found = []
+        found = [process.end_fd for process in self._leaving]
         for place in self._places:
+            if place.successor is not None:
+                found += [place.successor.end_fd, place.successor.line_fd]
             if place.process is not None:
                 found.append(place.process.end_fd)
                 if not place.is_up:
@@ -120,7 +171,13 @@ class ApiServers:
             StartFailed: one ended before all had taken connections once.
         """
         now = time.monotonic()
+        for left in [process for process in self._leaving if process.end_fd in ready]:
+            self._leaving.remove(left)
+            self._log.info("api_server_left", pid=left.pid, how=left.how_it_ended())
+            left.close()
         for place in self._places:
+            if place.successor is not None:
+                self._look_at_successor(place, ready, now)
             process = place.process
             if process is None:
                 if place.start_at is not None and now >= place.start_at:
@@ -148,8 +205,12 @@ class ApiServers:
     def end(self, timeout_s: float) -> None:
         """Take no more connections, let answers be given for `timeout_s`, then kill."""
         self._listener.close()
-        processes = [place.process for place in self._places if place.process is not None]
+        processes = [*self._leaving]
+        for place in self._places:
+            processes += [it for it in (place.process, place.successor) if it is not None]
         self._places.clear()
+        self._to_replace.clear()
+        self._leaving.clear()
         for process in processes:
             process.ask_to_end()
         deadline = time.monotonic() + timeout_s

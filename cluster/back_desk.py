@@ -17,15 +17,18 @@ from cluster.logs import EventLog
 from cluster.messages import (
     FromEngine,
     GroupStopped,
+    HandOver,
     Ping,
     Pong,
     RankPhase,
     Refusal,
+    RenewGroups,
     Shutdown,
     StartPhases,
     Stop,
     SupervisorHello,
     ToEngine,
+    UpgradeNews,
     WorkerFailed,
     WorkerGreeting,
     WorkerHello,
@@ -93,8 +96,16 @@ BackEvent: TypeAlias = (
     | GroupStopped
     | StartPhases
     | Shutdown
+    | UpgradeNews
+    | HandOver
+    | RenewGroups
     | SupervisorLeft
 )
+
+FromSupervisor = (
+    WorkerFailed | GroupStopped | StartPhases | Shutdown | UpgradeNews | HandOver | RenewGroups
+)
+"""What the engine has to decide about of what the supervisor says."""
 
 
 class BackDesk:
@@ -135,7 +146,7 @@ class BackDesk:
         if group is not None:
             return self._from_worker(peer, group, message)
         if peer == self._supervisor:
-            if isinstance(message, WorkerFailed | GroupStopped | StartPhases | Shutdown):
+            if isinstance(message, FromSupervisor):
                 return message
             if isinstance(message, Ping):
                 self.send(peer, Pong())

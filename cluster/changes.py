@@ -77,6 +77,7 @@ class GroupChanges:
         self._drains = NodeDrains(groups, self._scaling, drained)
         self._reload = Reload(groups, model_dir)
         self._checkpoints = checkpoints
+        self._wants_renewal = self._renews = False
 
     @property
     def drained_nodes(self) -> tuple[str, ...]:
@@ -97,8 +98,26 @@ class GroupChanges:
         return [
             *self._drains.keep_time(now),
             *self._reload.keep_time(now),
+            *self._renewal(now),
             *self._scaling.keep_time(scheduler, now),
         ]
+
+    def renew(self) -> None:
+        """Let every group leave and come back with what it has, after a reload that runs."""
+        self._wants_renewal = True
+
+    def renewed(self) -> str | None:
+        """Once, when that is over: why it was given up, or empty. None: it runs, or none does."""
+        if not self._renews or self._reload.is_running:
+            return None
+        self._renews = False
+        return self._reload.failure
+
+    def _renewal(self, now: float) -> list[Order]:
+        if not self._wants_renewal or self._reload.is_running:
+            return []
+        self._wants_renewal, self._renews = False, True
+        return self._reload.begin(self._reload.model_dir, now)
 
     def lost(self, lost: Lose) -> list[Order]:
         """A group was lost; what has to be before its processes have ended."""

@@ -17,12 +17,12 @@ class ChildProcess:
     """Started at once, with our process id as its last argument.
 
     Args:
-        launch: all that it is told, as JSON.
+        launch: all that it is told, as JSON; None: `tell` follows.
         pass_fds: descriptors that it inherits under their numbers.
     """
 
     def __init__(
-        self, command: Sequence[str], launch: Struct, pass_fds: tuple[int, ...] = ()
+        self, command: Sequence[str], launch: Struct | None, pass_fds: tuple[int, ...] = ()
     ) -> None:
         self._process = subprocess.Popen(
             (*command, str(os.getpid())),
@@ -36,6 +36,12 @@ class ChildProcess:
         self._output = self._process.stdout
         self.end_fd = os.pidfd_open(self._process.pid)
         """Readable when the process has ended."""
+        if launch is not None:
+            self.tell(launch)
+
+    def tell(self, launch: Struct) -> None:
+        """All that it is told, once; it may have ended."""
+        assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError), self._process.stdin as pipe:
             pipe.write(msgspec.json.encode(launch))
 
@@ -75,6 +81,9 @@ class ChildProcess:
             self._process.kill()
             self._process.wait()
         self._output.close()
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
         if self.end_fd >= 0:
             os.close(self.end_fd)
             self.end_fd = -1

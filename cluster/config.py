@@ -240,6 +240,13 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     drain_s: Annotated[
         TimeOrNone, setting("Time that running requests get when asked to stop.")
     ] = 0.0
+    handover: Annotated[
+        bool,
+        setting(
+            "SIGTERM replaces every process by one with the code that is installed now, as "
+            "`stoker upgrade` and SIGUSR2 do, and no request ends; SIGINT ends the cluster."
+        ),
+    ] = False
     stop_timeout_s: Annotated[
         Positive, setting("Longest time of each part of stopping before it is killed.")
     ] = 5.0

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 
+from msgspec.structs import replace as replace_fields
+
 from cluster.back_desk import (
     BackDesk,
     SupervisorLeft,
@@ -20,7 +22,7 @@ from cluster.back_desk import (
     WorkerGreeted,
     WorkerLeft,
 )
-from cluster.changes import ChangeLimits, GroupChanges
+from cluster.changes import NOT_SERVING, ChangeLimits, GroupChanges
 from cluster.chaos_desk import ChaosDesk
 from cluster.doctor.alike import why_not_alike
 from cluster.engine_launch import EngineLaunch, GroupEpoch
@@ -47,25 +49,32 @@ from cluster.links import EngineLinks
 from cluster.logs import EventLog
 from cluster.messages import (
     AvoidNodes,
+    BeginUpgrade,
     Change,
     Changed,
+    ClusterUpgraded,
     EngineMetrics,
     FaultInjected,
     GenerationDefaults,
     GroupLost,
     GroupReady,
+    GroupsRenewed,
     GroupStopped,
+    HandOver,
     InjectFault,
     MayLoad,
     NodeFacts,
     PoolSize,
     RankPhase,
+    RenewGroups,
     RetireGroup,
     ServerInfo,
     Shutdown,
     StartGroup,
     StartPhases,
     Status,
+    UpgradeCluster,
+    UpgradeNews,
     UseModel,
     WorkerFailed,
     WorkerGreeting,
@@ -145,6 +154,7 @@ class Engine:
             self.status,
             self.metrics,
             self.change,
+            self._ask_upgrade,
             self._inject,
             log,
             self._steps,
@@ -178,6 +188,10 @@ class Engine:
         """Of which the log has spoken."""
         self._stop_at: float | None = None
         self._stop_message = ""
+        self._hands_over = False
+        """Whether another engine follows at once."""
+        self._upgrade = UpgradeNews(phase="idle")
+        """What the supervisor has said last."""
 
     def _first_groups(self, launch: EngineLaunch) -> dict[int, WorkerGroup]:
         """Those that the engine before had, if there was one."""
@@ -229,6 +243,8 @@ class Engine:
         self._stop_at = min(now + drain_s, self._stop_at or float("inf"))
 
     def _is_done(self) -> bool:
+        if self._hands_over:
+            return True
         if self._stop_at is None:
             return False
         is_idle = self._scheduler is None or self._scheduler.is_idle
@@ -277,6 +293,8 @@ class Engine:
             self._news += self._scheduler.expire(now)
             if self._stop_at is None:
                 self._follow(self._changes.keep_time(self._scheduler, now), now)
+                if (failure := self._changes.renewed()) is not None:
+                    self._back.tell_supervisor(GroupsRenewed(failure))
         if self._shortage.runs_out(now):
             self._end_waiting(now)
         for recovery in self._recoveries.look(self._scheduler, now):
@@ -368,6 +386,12 @@ class Engine:
                     self._start_s = seconds
                 case Shutdown(message=message, drain_s=drain_s):
                     self.stop(message, drain_s)
+                case UpgradeNews():
+                    self._upgrade = event
+                case RenewGroups():
+                    self._changes.renew()
+                case HandOver():
+                    self._hands_over = True
                 case SupervisorLeft():
                     self.stop("the supervisor is gone")
 
@@ -520,6 +544,24 @@ class Engine:
             self._back.tell_supervisor(AvoidNodes(self._changes.drained_nodes))
         self._follow(instructions, now)
         return answer
+
+    def _ask_upgrade(self, asked: UpgradeCluster) -> ClusterUpgraded:
+        """Pass it on to the supervisor, or say how far it is."""
+        refusal = ""
+        if not asked.only_asks:
+            if self._upgrade.phase != "idle":
+                refusal = (
+                    f"an upgrade runs (phase {self._upgrade.phase}); ask again when it is over"
+                )
+            elif self._scheduler is None or self._stop_at is not None:
+                refusal = NOT_SERVING
+            else:
+                self._upgrade = replace_fields(self._upgrade, phase="prepare", failure="")
+                self._back.tell_supervisor(BeginUpgrade())
+        news = self._upgrade
+        return ClusterUpgraded(
+            phase=news.phase, failure=news.failure, num_done=news.num_done, refusal=refusal
+        )
 
     def _inject(self, asked: InjectFault, now: float) -> FaultInjected:
         return self._chaos.inject(asked, self._groups.values(), self._scheduler, now)
@@ -691,9 +733,17 @@ class Engine:
             self._log.error("metrics_failed", error=repr(error))
             return EngineMetrics(model=self._launch.model, values={}, distributions={})
 
+    @property
+    def _num_live(self) -> int:
+        return 0 if self._scheduler is None else len(self._scheduler.live)
+
     def _end(self) -> None:
         """Tell everybody; the sockets are closed by whoever opened them."""
         now = self._clock()
+        if self._hands_over:
+            self._front.hand_over("another engine takes over", now)
+            self._log.info("engine_handed_over", num_live=self._num_live)
+            return
         if self._scheduler is not None:
             live = [sequence.serial for sequence in self._scheduler.live.values()]
             self._news += self._scheduler.end_early(live, Finish.ABORT, self._stop_message, now)

@@ -5,6 +5,7 @@ The keeper ends an engine that hangs. When one has ended, the supervisor decides
 one begins, and with what launch.
 """
 
+import contextlib
 import select
 import sys
 import time
@@ -14,9 +15,9 @@ from typing import TypeAlias
 
 import msgspec
 
-from cluster.announcements import EngineListens, read_engine_line
+from cluster.announcements import EngineListens, EngineRefuses, EngineStands, read_engine_line
 from cluster.child_process import ChildProcess
-from cluster.engine_launch import EngineLaunch
+from cluster.engine_launch import STANDBY, EngineLaunch
 from cluster.errors import LinkLost
 from cluster.hang_watch import HangWatch
 from cluster.keys import ClientKeys
@@ -53,7 +54,22 @@ class EngineEnded:
     how: str
 
 
-EngineNews: TypeAlias = EngineListening | EngineSaid | EngineEnded
+@dataclass(frozen=True, slots=True)
+class StandbyReady:
+    """The process that `prepare` has begun has loaded its code; the next start is of that one."""
+
+    protocol: int
+    version: str
+
+
+@dataclass(frozen=True, slots=True)
+class StandbyFailed:
+    """The process that `prepare` has begun is gone, or was given up."""
+
+    why: str
+
+
+EngineNews: TypeAlias = EngineListening | EngineSaid | EngineEnded | StandbyReady | StandbyFailed
 
 
 class EngineKeeper:
@@ -91,6 +107,10 @@ class EngineKeeper:
         self._kill_at: float | None = None
         """By when it must have begun to listen; or have ended, its link being lost"""
         self._start_at: float | None = None
+        self._standby: ChildProcess | None = None
+        self._stands = False
+        """Whether that has loaded its code"""
+        self._standby_until = 0.0
 
     # --- what the supervisor does with it ---
 
@@ -101,9 +121,27 @@ class EngineKeeper:
         if not pause_s:
             self._begin()
 
+    def prepare(self) -> None:
+        """Begin a process that loads its code beside the one that serves, and takes its place when
+        that has ended and `start` is called."""
+        assert self._standby is None, "one standby at a time"
+        self._standby = ChildProcess((*self._command, STANDBY), None)
+        self._standby_until = time.monotonic() + self._start_timeout_s
+
+    def give_standby_up(self) -> None:
+        """It is not wanted."""
+        standby, self._standby, self._stands = self._standby, None, False
+        if standby is not None:
+            standby.kill()
+            standby.close()
+
     def _begin(self) -> None:
         assert self._launch is not None
-        self._process = ChildProcess(self._command, self._launch)
+        if self._standby is not None and self._stands:
+            self._process, self._standby, self._stands = self._standby, None, False
+            self._process.tell(self._launch)
+        else:
+            self._process = ChildProcess(self._command, self._launch)
         now = time.monotonic()
         self._start_at, self._kill_at = None, now + self._start_timeout_s
         self._restarts.began(now)
@@ -132,7 +170,9 @@ class EngineKeeper:
     @property
     def next_deadline(self) -> float | None:
         """When `look` has something to do if nothing happens."""
-        known = (self._start_at, self._kill_at, self._hang.next_look)
+        is_loading = self._standby is not None and not self._stands
+        load_until = self._standby_until if is_loading else None
+        known = (self._start_at, self._kill_at, self._hang.next_look, load_until)
         return min((at for at in known if at is not None), default=None)
 
     def wait(self, timeout_s: float | None, fds: Iterable[int]) -> set[int]:
@@ -141,6 +181,10 @@ class EngineKeeper:
         Returns the readable ones, among them the engine's.
         """
         wanted = [*fds]
+        if self._standby is not None:
+            wanted.append(self._standby.end_fd)
+            if not self._stands:
+                wanted.append(self._standby.line_fd)
         if self._process is not None:
             wanted.append(self._process.end_fd)
             if self._listens is None:
@@ -152,6 +196,7 @@ class EngineKeeper:
     def look(self, ready: Collection[int]) -> Iterator[EngineNews]:
         """What has happened, in its order."""
         now = time.monotonic()
+        yield from self._look_at_standby(ready, now)
         if self._start_at is not None and now >= self._start_at:
             self._begin()
             return
@@ -166,14 +211,35 @@ class EngineKeeper:
         else:
             self._keep_time(process, now)
 
+    def _look_at_standby(self, ready: Collection[int], now: float) -> Iterator[EngineNews]:
+        standby = self._standby
+        if standby is None:
+            return
+        if not self._stands and standby.line_fd in ready:
+            with contextlib.suppress(msgspec.DecodeError):  # its end follows
+                line = read_engine_line(standby.read_line())
+                if isinstance(line, EngineStands):
+                    self._stands = True
+                    yield StandbyReady(line.protocol, line.version)
+                    return
+        if standby.end_fd in ready:
+            how = standby.how_it_ended()
+            self.give_standby_up()
+            yield StandbyFailed(f"the new engine process ended at once: {how}")
+        elif not self._stands and now >= self._standby_until:
+            self.give_standby_up()
+            limit = f"start_timeout_s={self._start_timeout_s:g}"
+            yield StandbyFailed(f"the new engine process did not load its code within {limit}")
+
     def _read_line(self, process: ChildProcess, now: float) -> Iterator[EngineNews]:
         try:
             line = read_engine_line(process.read_line())
         except msgspec.DecodeError:  # its end follows
             return
-        if not isinstance(line, EngineListens):
+        if isinstance(line, EngineRefuses):
             self._why = line.message
             return
+        assert isinstance(line, EngineListens), line
         assert self._launch is not None
         self._listens, self._kill_at = line, None
         self._link = DealerLink(line.back_address, self._limits, self._keys)
@@ -240,6 +306,7 @@ class EngineKeeper:
 
     def end(self) -> bool:
         """Make it end, if it has not; whether it had to be killed. No other one follows."""
+        self.give_standby_up()
         process, self._process, self._start_at = self._process, None, None
         was_killed = False
         if process is not None:

@@ -7,6 +7,9 @@ from msgspec import Struct
 from cluster.keys import ServerKeys
 from scheduler.config import SchedulerConfig
 
+STANDBY = "--standby"
+"""Argument of the process: say when the code is loaded, and wait for the launch."""
+
 
 class GroupEpoch(Struct, frozen=True):
     """Where a worker group is that another engine process began."""

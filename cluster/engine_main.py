@@ -1,7 +1,8 @@
 """The main of the engine core's process: `python -m cluster.engine_main PARENT_PID < launch`.
 
 It binds both sockets first and says so in one line of JSON on standard output; everything
-else goes to the log on standard error.
+else goes to the log on standard error. With `--standby` before the PARENT_PID it first says that
+its code is loaded, and the launch may come much later.
 """
 
 import gc
@@ -10,15 +11,16 @@ import socket
 import sys
 import time
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
-from cluster.announcements import EngineListens, EngineRefuses, announce
+from cluster.announcements import EngineListens, EngineRefuses, EngineStands, announce
 from cluster.doctor.alike import node_facts
 from cluster.engine import Engine
-from cluster.engine_launch import EngineLaunch
+from cluster.engine_launch import STANDBY, EngineLaunch
 from cluster.errors import AddressError, ModelError
 from cluster.frontend.tokenizer_files import (
     TokenizerDamaged,
@@ -33,13 +35,15 @@ from cluster.logs import EventLog, show_events
 from cluster.orphans import die_with_parent
 from cluster.served_model import Checkpoints, read_served_model
 from cluster.wakeup import SignalPipe
-from cluster.wire import FROM_CLIENT, TO_ENGINE
+from cluster.wire import FROM_CLIENT, PROTOCOL_VERSION, TO_ENGINE
 from worker.host_memory import free_host_bytes
 
 
 def main() -> int:
     """Serve until the end; the exit code."""
-    die_with_parent(int(sys.argv[1]), signal.SIGTERM)
+    die_with_parent(int(sys.argv[-1]), signal.SIGTERM)
+    if STANDBY in sys.argv:
+        announce(EngineStands(protocol=PROTOCOL_VERSION, version=version("stoker")))
     signals = SignalPipe((signal.SIGTERM, signal.SIGINT))
     try:
         launch = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineLaunch)

@@ -18,6 +18,7 @@ from cluster.messages import (
     Change,
     Changed,
     ClientHello,
+    ClusterUpgraded,
     DrainNode,
     EngineMetrics,
     EngineStarting,
@@ -34,6 +35,7 @@ from cluster.messages import (
     StatusRequest,
     ToClient,
     TokenizerRequest,
+    UpgradeCluster,
     WatchSteps,
 )
 from cluster.step_feed import StepFeed
@@ -61,6 +63,7 @@ class FrontDesk:
         status: Callable[[float], Status],
         metrics: Callable[[float], EngineMetrics],
         change: Callable[[Change, float], Changed],
+        upgrade: Callable[[UpgradeCluster], ClusterUpgraded],
         inject: Callable[[InjectFault, float], FaultInjected],
         log: EventLog,
         steps: StepFeed,
@@ -68,7 +71,7 @@ class FrontDesk:
         self._link = link
         self._tokenizer_frame = None if tokenizer is None else TO_CLIENT.encode(tokenizer)
         self._status, self._metrics, self._change = status, metrics, change
-        self._inject = inject
+        self._inject, self._upgrade = inject, upgrade
         self._log = log
         self._steps = steps
         self.clients = Clients(link, log)
@@ -121,6 +124,11 @@ class FrontDesk:
         self._stopping = EngineStopping(message=message, drain_s=drain_s)
         self._tell_all(self._stopping, now)
 
+    def hand_over(self, message: str, now: float) -> None:
+        """Take no more requests; another engine goes on with those that run."""
+        self._stopping = EngineStopping(message=message, hands_over=True)
+        self._tell_all(self._stopping, now)
+
     def receive(self, now: float) -> None:
         """Take in who left and what was sent."""
         for peer, frame in self._link.receive():
@@ -170,6 +178,8 @@ class FrontDesk:
                 self._cancel(client, label, now)
             case ScaleGroups() | DrainNode() | ReloadModel():
                 self._send(client, self._change(message, now), now)
+            case UpgradeCluster():
+                self._send(client, self._upgrade(message), now)
             case InjectFault():
                 self._send(client, self._inject(message, now), now)
             case MetricsRequest():

@@ -87,6 +87,9 @@ class EngineStopping(
 
     message: str
     drain_s: float = 0.0
+    hands_over: bool = False
+    """The connection ends now, and no request does: the next engine at this address goes on with
+    what is submitted to it again."""
 
 
 class Refusal(
@@ -251,6 +254,30 @@ class ModelReloaded(
     """Groups that are back"""
     failure: str = ""
     """Why it was given up; the groups go back, or have gone back, to the old weights."""
+    refusal: str = ""
+    """Why nothing was begun; empty: it was."""
+
+
+class UpgradeCluster(Struct, frozen=True, tag_field="type", tag="upgrade_cluster"):
+    """Replace every process of the cluster but the supervisor's by one that runs the code that is
+    installed now. Answered by `ClusterUpgraded`."""
+
+    only_asks: bool = False
+    """Begin nothing: how far is it?"""
+
+
+class ClusterUpgraded(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="cluster_upgraded"
+):
+    """Answer to `UpgradeCluster`, as the supervisor has told the engine last."""
+
+    phase: str
+    """idle, prepare (a new engine loads its code), hand_over, take_over (it takes the groups over),
+    renew (they come back one by one) or servers (so do the API servers)"""
+    failure: str = ""
+    """Why the last one was given up; what had been replaced by then stays."""
+    num_done: int = 0
+    """Upgrades that have come to their end, whatever it was"""
     refusal: str = ""
     """Why nothing was begun; empty: it was."""
 
@@ -670,6 +697,35 @@ class GroupStopped(Struct, frozen=True, tag_field="type", tag="group_stopped"):
     epoch: int
 
 
+class BeginUpgrade(Struct, frozen=True, tag_field="type", tag="begin_upgrade"):
+    """Engine to supervisor: a client asks for an upgrade."""
+
+
+class UpgradeNews(
+    Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="upgrade_news"
+):
+    """Supervisor to engine: how far an upgrade is; fields as in `ClusterUpgraded`."""
+
+    phase: str
+    failure: str = ""
+    num_done: int = 0
+
+
+class HandOver(Struct, frozen=True, tag_field="type", tag="hand_over"):
+    """Supervisor to engine: end now, and end no request and no worker; another engine follows."""
+
+
+class RenewGroups(Struct, frozen=True, tag_field="type", tag="renew_groups"):
+    """Supervisor to engine: let one group after the other leave and come back."""
+
+
+class GroupsRenewed(Struct, frozen=True, tag_field="type", tag="groups_renewed"):
+    """Engine to supervisor: all groups have come back since `RenewGroups`."""
+
+    failure: str = ""
+    """Or one could not, and why."""
+
+
 class StartPhases(Struct, frozen=True, tag_field="type", tag="start_phases"):
     """Supervisor to engine: everything is up, and this is where the time went."""
 
@@ -698,6 +754,7 @@ FromClient: TypeAlias = (
     | ScaleGroups
     | DrainNode
     | ReloadModel
+    | UpgradeCluster
     | MetricsRequest
     | WatchSteps
     | InjectFault
@@ -715,6 +772,7 @@ ToClient: TypeAlias = (
     | Scaled
     | NodeDrained
     | ModelReloaded
+    | ClusterUpgraded
     | EngineMetrics
     | StepNews
     | FaultInjected
@@ -730,6 +788,9 @@ ToEngine: TypeAlias = (
     | SupervisorHello
     | GroupStopped
     | StartPhases
+    | UpgradeNews
+    | HandOver
+    | RenewGroups
     | Ping
     | Shutdown
 )
@@ -740,6 +801,8 @@ FromEngine: TypeAlias = (
     | Fault
     | Stop
     | Refusal
+    | BeginUpgrade
+    | GroupsRenewed
     | AvoidNodes
     | UseModel
     | StartGroup

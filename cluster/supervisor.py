@@ -11,9 +11,10 @@ An engine that ends unasked is followed by another one at the same addresses; th
 
 import os
 import queue
+import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,6 +39,8 @@ from cluster.engine_keeper import (
     EngineListening,
     EngineNews,
     EngineSaid,
+    StandbyFailed,
+    StandbyReady,
 )
 from cluster.engine_recovery import EngineRecovery
 from cluster.errors import ClusterLost, StartFailed, StartInterrupted
@@ -47,15 +50,20 @@ from cluster.launch_plan import LaunchPlan
 from cluster.logs import EventLog
 from cluster.messages import (
     AvoidNodes,
+    BeginUpgrade,
     FromEngine,
     GroupLost,
     GroupReady,
+    GroupsRenewed,
     GroupStopped,
+    HandOver,
     RankPhase,
+    RenewGroups,
     RetireGroup,
     Shutdown,
     StartGroup,
     StartPhases,
+    UpgradeNews,
     UseModel,
     WorkerFailed,
 )
@@ -63,7 +71,9 @@ from cluster.private_folder import PrivateFolder
 from cluster.restarts import RestartLimits
 from cluster.start_phases import StartClock
 from cluster.start_watch import StartWatch
+from cluster.upgrade import Step, Upgrade
 from cluster.wakeup import SignalPipe, WakePipe
+from cluster.wire import PROTOCOL_VERSION
 
 FENCE_WAIT_S = 1.0
 """For ranks of a lost group to end before they are killed: nothing of theirs is wanted, and others
@@ -126,6 +136,9 @@ class Supervisor:
         )
         self._num_engine_restarts = 0
         self._drained_nodes: tuple[str, ...] = ()
+        self._upgrade = Upgrade(PROTOCOL_VERSION)
+        self._upgrade_began: float | None = None
+        self._num_upgrades = 0
         self._recovery: EngineRecovery | None = None
         """Until requests are taken again"""
         self._began = time.monotonic() if began is None else began
@@ -234,6 +247,7 @@ class Supervisor:
             self._engine.send(news)
         if self._start_phases is not None:
             self._engine.send(self._start_phases)
+        self._engine.send(self._upgrade_news())
         if self._recovery is not None:
             self._recovery.listens(time.monotonic())
         if self._listens is not None:
@@ -259,7 +273,10 @@ class Supervisor:
         ready = self._wait(None if next_s is None else max(0.0, next_s - time.monotonic()))
         if self._signals.fd in ready:
             for number in self._signals.read():
-                self._asked(number.name)
+                if self._is_upgrade(number):
+                    self._upgrade_asked(number.name)
+                else:
+                    self._asked(number.name)
         if self._parent_fd in ready and not os.read(self._parent_fd or 0, 4096):
             self._parent_fd = None
             self._asked("the process that started it has ended")
@@ -271,6 +288,9 @@ class Supervisor:
         if self._api is not None and not self._is_ending:
             self._api.look(ready)
             self._may_be_up()
+            if (failure := self._api.replaced()) is not None:
+                self._upgrade.replaced(failure)
+                self._do([])
         for wait in self._watch.due(time.monotonic()):
             seconds, node = wait.seconds, wait.node
             self._log.info("waiting", who=wait.who, node=node, doing=wait.doing, seconds=seconds)
@@ -297,6 +317,12 @@ class Supervisor:
         if self._api is not None and not self._is_ending:
             fds += self._api.fds
         return self._engine.wait(timeout_s, fds)
+
+    def _is_upgrade(self, number: signal.Signals) -> bool:
+        """Whether a signal asks for an upgrade, not for the end."""
+        return number is signal.SIGUSR2 or (
+            number is signal.SIGTERM and self._config.handover and self._is_up
+        )
 
     def _asked(self, reason: str) -> None:
         """Somebody asks to stop; once more shortens the end."""
@@ -389,6 +415,11 @@ class Supervisor:
                 self._follow(message)
             case EngineEnded(how=how) if not self._is_ending:
                 self._engine_ended(how)
+            case StandbyReady(protocol=protocol, version=version):
+                self._do(self._upgrade.stands(protocol, version))
+            case StandbyFailed(why=why):
+                self._upgrade.fail(why)
+                self._do([])
 
     def _engine_ended(self, how: str) -> None:
         """Begin another one, which takes the workers over.
@@ -399,14 +430,21 @@ class Supervisor:
         """
         if self._listens is None or not self._is_up:
             raise StartFailed(f"the engine process ended: {how}")
-        pause_s = self._engine.pause_s()
+        was_asked = self._upgrade.hands_over
+        self._upgrade.engine_ended()
+        pause_s = 0.0 if was_asked else self._engine.pause_s()
         if pause_s is None:
             limit = self._config.max_engine_restarts
             raise ClusterLost(f"the engine process ended: {how}; max_engine_restarts={limit}")
-        self._num_engine_restarts += 1
-        self._log.error("engine_lost", how=how, restarts=self._num_engine_restarts, pause_s=pause_s)
+        if was_asked:
+            self._log.info("engine_handed_over", how=how)
+        else:
+            self._num_engine_restarts += 1
+            restarts = self._num_engine_restarts
+            self._log.error("engine_lost", how=how, restarts=restarts, pause_s=pause_s)
         now = time.monotonic()
-        self._recovery = EngineRecovery(how, self._num_engine_restarts, now, now + pause_s)
+        if not was_asked:
+            self._recovery = EngineRecovery(how, self._num_engine_restarts, now, now + pause_s)
         self._watch.expect("the engine", "has not said that it listens", now)
         launch = self._plan.engine(
             self._listens.front_address,
@@ -427,6 +465,10 @@ class Supervisor:
                 self._group_lost(message)
             case RankPhase():
                 self._watch.moved(message, time.monotonic())
+            case BeginUpgrade():
+                self._upgrade_asked("a client asks")
+            case GroupsRenewed(failure=failure):
+                self._do(self._upgrade.renewed(failure))
             case AvoidNodes(nodes=nodes):
                 self._drained_nodes = nodes
                 self._hands.avoid(nodes)
@@ -450,6 +492,52 @@ class Supervisor:
             self._log.warning("engine_recovered", **self._recovery.serves(time.monotonic()))
             self._recovery = None
         self._may_be_up()
+        self._groups_changed()
+
+    # --- upgrades ---
+
+    def _groups_changed(self) -> None:
+        """An upgrade goes on when every group that is wanted serves."""
+        if self._groups.num_ready >= self._groups.num_wanted:
+            self._do(self._upgrade.serves())
+
+    def _upgrade_asked(self, reason: str) -> None:
+        """Replace what runs by what is installed now."""
+        if not self._is_up or self._is_ending or self._upgrade.is_running:
+            self._log.warning("upgrade_refused", reason=reason, phase=self._upgrade.phase)
+            return
+        self._log.info("upgrade_begins", reason=reason)
+        self._upgrade_began = time.monotonic()
+        self._do(self._upgrade.begin())
+
+    def _do(self, steps: Iterable[Step]) -> None:
+        """What an upgrade asks for; then say how far it is."""
+        for step in steps:
+            self._log.info("upgrade_step", step=step)
+            match step:
+                case "prepare":
+                    self._engine.prepare()
+                case "hand_over":
+                    self._engine.send(HandOver())
+                case "renew":
+                    self._engine.send(RenewGroups())
+                case "replace_servers" if self._api is not None:
+                    self._api.replace()
+                case "replace_servers":
+                    self._upgrade.replaced()
+        if not self._upgrade.is_running and self._upgrade_began is not None:
+            seconds, failure = time.monotonic() - self._upgrade_began, self._upgrade.failure
+            self._upgrade_began = None
+            self._num_upgrades += 1
+            self._engine.give_standby_up()
+            self._log.info("upgrade_ended", seconds=seconds, failure=failure)
+        self._engine.send(self._upgrade_news())
+
+    def _upgrade_news(self) -> UpgradeNews:
+        upgrade = self._upgrade
+        return UpgradeNews(
+            phase=upgrade.phase, failure=upgrade.failure, num_done=self._num_upgrades
+        )
 
     def _may_be_up(self) -> None:
         """Tell once that requests are taken, when they are on every way."""
@@ -489,6 +577,7 @@ class Supervisor:
             raise StartFailed(message)
         if not self._groups.num_wanted:
             raise ClusterLost(message)
+        self._groups_changed()
 
     # --- end ---
 

@@ -112,7 +112,7 @@ def run_cluster(
     warn_of_open_sockets(config, log)
     plan = (make_plan or plan_launch)(config, log)
     choose = make_backend or backend_of
-    signals = SignalPipe((signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+    signals = SignalPipe((signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR2))
     api = None if http is None or not http.http else open_http(http, config, log)
     supervisor = Supervisor(
         plan,

@@ -57,6 +57,7 @@ def make_parser() -> argparse.ArgumentParser:
         ("chaos", _chaos, _for_chaos, "Break a test cluster on purpose, and see it come back."),
         ("drain", _drain, _for_drain, "Take a node of a running cluster out of service."),
         ("reload", _reload, _for_reload, "Give a running cluster other weights, no stream ends."),
+        ("upgrade", _upgrade, _for_upgrade, "Let a running cluster run what is installed now."),
         ("plan", _plan, _for_plan, "What of a model fits where; starts nothing."),
         ("doctor", _doctor, _for_doctor, "Examine this host, or the nodes of a Ray cluster."),
         ("fetch", _fetch, _for_fetch, "Bring a model onto this machine."),
@@ -170,6 +171,13 @@ def _for_reload(parser: argparse.ArgumentParser) -> None:
 
     _add_cluster(parser)
     add_reload_arguments(parser)
+
+
+def _for_upgrade(parser: argparse.ArgumentParser) -> None:
+    from stoker.upgrade_command import add_upgrade_arguments
+
+    _add_cluster(parser)
+    add_upgrade_arguments(parser)
 
 
 def _for_plan(parser: argparse.ArgumentParser) -> None:
@@ -376,6 +384,12 @@ def _reload(arguments: argparse.Namespace) -> int:
     from stoker.reload_command import reload
 
     return reload(arguments)
+
+
+def _upgrade(arguments: argparse.Namespace) -> int:
+    from stoker.upgrade_command import upgrade
+
+    return upgrade(arguments)
 
 
 def _plan(arguments: argparse.Namespace) -> int:

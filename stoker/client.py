@@ -15,7 +15,7 @@ from cluster.frontend.engine_client import ClientConfig, EngineClient, seeds_fro
 from cluster.frontend.errors import QueueFull
 from cluster.frontend.requests import LiveRequest
 from cluster.frontend.tokenizer import Tokenizer
-from cluster.messages import ModelReloaded, NodeDrained, Scaled, ServerInfo, Status
+from cluster.messages import ClusterUpgraded, ModelReloaded, NodeDrained, Scaled, ServerInfo, Status
 from scheduler.sampling import SamplingParams
 from stoker.batch import BatchQueue
 from stoker.outputs import Piece, RequestOutput
@@ -177,6 +177,16 @@ class Client:
         `failure` why the old weights are back.
         """
         return self._engine.reload(model, only_asks=only_asks, timeout_s=timeout_s)
+
+    def upgrade(
+        self, *, only_asks: bool = False, timeout_s: float | None = None
+    ) -> ClusterUpgraded:
+        """Replace the engine core, every worker and every API server by new processes, which run
+        the code that is installed now. No stream ends.
+
+        Returns at once; `only_asks` says how far it is.
+        """
+        return self._engine.upgrade(only_asks=only_asks, timeout_s=timeout_s)
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What holds for requests without sampling parameters: the model's own defaults."""

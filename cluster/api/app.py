@@ -24,6 +24,7 @@ from cluster.api import (
     reload_route,
     scale_route,
     status_route,
+    upgrade_route,
 )
 from cluster.api.api_server import ApiServer
 from cluster.api.description import described
@@ -45,6 +46,7 @@ ROUTERS: Sequence[APIRouter] = (
     scale_route.router,
     drain_route.router,
     reload_route.router,
+    upgrade_route.router,
     status_route.router,
     health.router,
     live_route.router,

@@ -36,13 +36,13 @@ from cluster.frontend.errors import (
     unreachable,
 )
 from cluster.frontend.requests import LiveRequest, Watcher
-from cluster.frontend.session import BadMessage, FrontSession, Ticket
+from cluster.frontend.session import BadMessage, FrontSession, Question, Ticket
 from cluster.frontend.tokenizer import Tokenizer
 from cluster.keys import read_key_file
 from cluster.links import DealerLink, LinkLimits, check_address
 from cluster.logs import EventLog
 from cluster.messages import (
-    Change,
+    ClusterUpgraded,
     DrainNode,
     FromClient,
     GenerationDefaults,
@@ -55,13 +55,14 @@ from cluster.messages import (
     Status,
     StatusRequest,
     ToClient,
+    UpgradeCluster,
 )
 from cluster.wire import FROM_CLIENT, PROTOCOL_VERSION, TO_CLIENT
 from scheduler.errors import InvalidRequest
 from scheduler.request import TokenBatch
 from scheduler.sampling import MAX_N, MAX_SEED, SamplingParams
 
-Reply = TypeVar("Reply", Status, Scaled, NodeDrained, ModelReloaded)
+Reply = TypeVar("Reply", Status, Scaled, NodeDrained, ModelReloaded, ClusterUpgraded)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,8 +224,22 @@ class EngineClient:
         """
         return self._ask(ReloadModel(model=model, only_asks=only_asks), ModelReloaded, timeout_s)
 
+    def upgrade(
+        self, *, only_asks: bool = False, timeout_s: float | None = None
+    ) -> ClusterUpgraded:
+        """Ask that every process be replaced by one with the code that is installed now; or, with
+        `only_asks`, how far that is.
+
+        Raises:
+            EngineUnreachable, EngineLost: as for `status`.
+        """
+        return self._ask(UpgradeCluster(only_asks), ClusterUpgraded, timeout_s)
+
     def _ask(
-        self, question: StatusRequest | Change, kind: type[Reply], timeout_s: float | None
+        self,
+        question: Question,
+        kind: type[Reply],
+        timeout_s: float | None,
     ) -> Reply:
         ticket = Ticket(kind)
         limit_s = self.config.reply_timeout_s if timeout_s is None else timeout_s

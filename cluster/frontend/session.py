@@ -8,6 +8,7 @@ are. Invariant: a request is in the session exactly while an output of it is liv
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from cluster.frontend.draft import Draft
 from cluster.frontend.errors import EngineLost, ProtocolMismatch, error_of
@@ -18,6 +19,7 @@ from cluster.messages import (
     Change,
     Changed,
     ClientHello,
+    ClusterUpgraded,
     EngineStarting,
     EngineStopping,
     FromClient,
@@ -30,6 +32,7 @@ from cluster.messages import (
     StatusRequest,
     ToClient,
     TokenizerRequest,
+    UpgradeCluster,
 )
 from scheduler.arrays import int32
 from scheduler.plan import LogprobRows
@@ -41,13 +44,17 @@ class BadMessage(ValueError):
     """A message that no engine sends; the connection cannot be trusted any further."""
 
 
+Question: TypeAlias = StatusRequest | Change | UpgradeCluster
+Answer: TypeAlias = Status | Changed | ClusterUpgraded
+
+
 @dataclass(slots=True)
 class Ticket:
     """One caller's wait for the answer to a question."""
 
-    kind: type[Status | Changed]
+    kind: type[Answer]
     """Of the answer: the first one of its kind that is not another caller's."""
-    answer: Status | Changed | None = None
+    answer: Answer | None = None
     failure: Exception | None = None
 
     @property
@@ -132,7 +139,7 @@ class FrontSession:
         self._is_tokenizer_asked = True
         return [TokenizerRequest()]
 
-    def ask(self, question: StatusRequest | Change, ticket: Ticket) -> list[FromClient]:
+    def ask(self, question: Question, ticket: Ticket) -> list[FromClient]:
         self._tickets.append(ticket)
         return [question]
 
@@ -204,13 +211,13 @@ class FrontSession:
                 self.news = message.message
             case TokenizerFiles():
                 self.tokenizer_files = message
-            case Status() | Scaled() | NodeDrained() | ModelReloaded():
+            case Status() | Scaled() | NodeDrained() | ModelReloaded() | ClusterUpgraded():
                 self._answer(message)
             case Refusal():
                 raise _error_of_refusal(message)
         return []
 
-    def _answer(self, answer: Status | Changed) -> None:
+    def _answer(self, answer: Answer) -> None:
         for place, ticket in enumerate(self._tickets):
             if isinstance(answer, ticket.kind):
                 ticket.answer = answer

@@ -47,6 +47,7 @@ FROM_CLIENT = (
     Abort(int32([7, 8])),
     messages.WatchSteps(True),
     messages.DrainNode("n1", undo=True),
+    messages.UpgradeCluster(only_asks=True),
     messages.ReloadModel(model="m", only_asks=True),
 )
 TO_CLIENT = (
@@ -78,6 +79,7 @@ TO_CLIENT = (
     messages.Scaled(num_groups=3, is_automatic=True, refusal="no room"),
     messages.FaultInjected(ranks=((1, 0),)),
     messages.ModelReloaded(model_dir="/m", is_running=True, num_groups=2, num_done=1),
+    messages.ClusterUpgraded(phase="renew", failure="no", num_done=1, refusal="no"),
     messages.NodeDrained(nodes=("n1",), num_leaving=2, waits_for="a group", refusal="no"),
     Rejection(handle=1, reason="queue_full", message="full", retry_after_s=1.5),
     messages.Status(
@@ -131,6 +133,9 @@ TO_ENGINE = (
     messages.GroupStopped(0, 1),
     messages.StartPhases({"plan": 0.5, "load": 1.5}),
     messages.Shutdown(drain_s=1.0),
+    messages.UpgradeNews(phase="servers", num_done=2),
+    messages.HandOver(),
+    messages.RenewGroups(),
 )
 FROM_ENGINE = (
     messages.MayLoad(),
@@ -151,6 +156,8 @@ FROM_ENGINE = (
     messages.Stop("done"),
     messages.Refusal(reason="protocol", message="no"),
     messages.AvoidNodes(("n1",)),
+    messages.BeginUpgrade(),
+    messages.GroupsRenewed("no room"),
     messages.UseModel("/m"),
     messages.StartGroup(0, 2),
     messages.RetireGroup(0, 2),

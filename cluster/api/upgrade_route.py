@@ -1,0 +1,43 @@
+"""`POST /admin/upgrade`: new processes with the code that is installed now; `GET`: how far."""
+
+from fastapi import APIRouter
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+from cluster.api.api_server import server_of
+from cluster.api.errors import CANNOT_UPGRADE, ApiError
+from cluster.messages import ClusterUpgraded, UpgradeCluster
+
+router = APIRouter(tags=["administration"])
+
+
+@router.post("/admin/upgrade", status_code=202)
+async def upgrade(request: Request) -> JSONResponse:
+    """Replace the engine core, every worker and every API server. No stream ends.
+
+    Answers at once; `GET` says how far it is. 409 while one runs.
+    """
+    answer = await _ask(request, UpgradeCluster())
+    if answer.refusal:
+        raise ApiError(answer.refusal, CANNOT_UPGRADE)
+    return JSONResponse(_fields(answer), status_code=202)
+
+
+@router.get("/admin/upgrade")
+async def progress(request: Request) -> JSONResponse:
+    """How far the upgrade is that runs, or what came of the last one."""
+    return JSONResponse(_fields(await _ask(request, UpgradeCluster(only_asks=True))))
+
+
+async def _ask(request: Request, question: UpgradeCluster) -> ClusterUpgraded:
+    server = server_of(request)
+    return await server.engine.ask(question, ClusterUpgraded, server.config.health_timeout_s)
+
+
+def _fields(answer: ClusterUpgraded) -> dict[str, object]:
+    return {
+        "object": "cluster.upgraded",
+        "phase": answer.phase,
+        "num_done": answer.num_done,
+        "failure": answer.failure or None,
+    }
