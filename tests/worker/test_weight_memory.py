@@ -101,5 +101,5 @@ def test_only_what_is_handed_out_takes_memory() -> None:
 def test_more_than_was_expected_is_an_error_and_no_overrun() -> None:
     arena = SharedArena(2 * MIB)
     with pytest.raises(ValueError, match="at most"):
-        arena.take(3 * MIB)
+        arena.keep(torch.zeros(3 * MIB, dtype=torch.uint8))
     arena.close()

@@ -18,8 +18,12 @@ _ALIGNMENT = 128
 class Memory(Protocol):
     """What weights are packed into: an `Arena`, or a `worker.weight_memory.SharedArena`."""
 
-    def take(self, num_bytes: int) -> Tensor:
-        """Bytes (uint8) at the start of two cache lines, zero until they are written."""
+    def room(self, num_bytes: int) -> Tensor:
+        """Bytes (uint8) to pack into, at the start of two cache lines. Anything is in them."""
+        ...
+
+    def settle(self, packed: Tensor) -> Tensor:
+        """Where a filled `room` is from now on; its bytes may be used for the next one."""
         ...
 
 
@@ -30,17 +34,20 @@ class Arena:
         self._chunk = torch.empty(0, dtype=torch.uint8)
         self._used = 0
 
-    def take(self, num_bytes: int) -> Tensor:
-        """Bytes (uint8) at the start of two cache lines, zero until they are written."""
+    def room(self, num_bytes: int) -> Tensor:
         if self._used + num_bytes > self._chunk.shape[0]:
-            self._chunk = _in_large_pages(max(num_bytes, _CHUNK_BYTES))
+            self._chunk = in_large_pages(max(num_bytes, _CHUNK_BYTES))
             self._used = 0
         start = self._used
         self._used += -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
         return self._chunk[start : start + num_bytes]
 
+    def settle(self, packed: Tensor) -> Tensor:
+        """It stays."""
+        return packed
 
-def _in_large_pages(num_bytes: int) -> Tensor:
+
+def in_large_pages(num_bytes: int) -> Tensor:
     """Anonymous memory, of which what is never touched costs nothing."""
     memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):

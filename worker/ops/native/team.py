@@ -72,7 +72,7 @@ class Team:
         num_bytes = self._native.stoker_packed_bytes(
             self._engine, out_features, in_features, wanted
         )
-        packed = self.arena.take(num_bytes)
+        packed = self.arena.room(num_bytes)
         self._native.stoker_pack_linear(
             self._engine,
             dense.data_ptr(),
@@ -82,7 +82,7 @@ class Team:
             out_features,
             in_features,
         )
-        return packed
+        return self.arena.settle(packed)
 
     def linear_scratch_bytes(self, rows: int, in_features: int, dtype: torch.dtype) -> int:
         """What a linear layer of so many rows needs beside its input and output."""
