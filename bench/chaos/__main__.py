@@ -15,11 +15,16 @@ NUM_EXAMPLES = 5
 
 
 def options(step_timeout_s: float) -> list[str]:
-    """Of the cluster that a storm hits."""
+    """Of the cluster that a storm hits.
+
+    No machine breaks as often as a storm breaks it: a request that is only long is there at death
+    after death, as one would be that kills. So nobody is taken for poison, and everybody waits.
+    """
     return [
         *("--num-groups", "2", "--tensor-parallel-size", "2"),
         *("--max-restarts", "1000000", "--longest-restart-pause-s", "0.2"),
         *("--max-engine-restarts", "1000000", "--no-workers-s", "3600"),
+        *("--poison-after", "0", "--recovery-s", "600"),
         *("--step-timeout-s", f"{step_timeout_s:g}", "--num-kv-blocks", "400"),
         *("--max-model-len", "1024", "--max-num-seqs", "32", "--max-num-batched-tokens", "256"),
     ]
@@ -34,7 +39,7 @@ def main() -> int:
     parser.add_argument("--but-engine", action="store_true", help="leave the engine core alone")
     parser.add_argument("--kinds", default="", help="only these, separated by commas")
     parser.add_argument("--log", type=Path, default=Path("chaos.log"), help="of the cluster")
-    parser.add_argument("--step-timeout", type=float, default=8.0)
+    parser.add_argument("--step-timeout", type=float, default=15.0)
     arguments = parser.parse_args()
     config = StormConfig(
         num_faults=arguments.faults,

@@ -47,7 +47,7 @@ class StormConfig:
     with_engine: bool = True
     kinds: frozenset[str] = frozenset()
     """Of `FaultKind`; empty: all"""
-    step_timeout_s: float = 8.0
+    step_timeout_s: float = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -61,7 +62,7 @@ def wait_for_restart(cluster: Served, count: int) -> None:
     """Wait until groups have been ready so often."""
     deadline = time.monotonic() + START_S
     while len(cluster.events("engine group_ready")) < count:
-        assert time.monotonic() < deadline, cluster.events("engine group_ready")
+        assert time.monotonic() < deadline, Path(cluster.log).read_text(encoding="utf-8")
         time.sleep(0.2)
 
 
