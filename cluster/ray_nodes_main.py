@@ -2,9 +2,10 @@
 SECONDS ADDRESS...`.
 
 Prints a table of the nodes, and ends with 1 if one is missing when the time is over; then the
-end of the autoscaler's log says why.
+logs of the autoscaler, which starts the others, may say why.
 """
 
+import re
 import sys
 import time
 from pathlib import Path
@@ -16,6 +17,13 @@ from cluster.ray_backend import RayBackend
 MONITOR_LOGS = Path("/tmp/ray/session_latest/logs")
 MONITOR_LINES = 15
 LOOK_S = 1.0
+
+TELLING = {
+    "monitor.log": re.compile(r".*\b(WARN|ERR|Error)"),  # the rest is a table, every few seconds
+    "monitor.out": re.compile(r"(?!.*\b(V*INFO|SUCC)\b).*\S"),
+    "monitor.err": re.compile(r"(?!Shared connection to|Warning: Permanently added).*\S"),
+}
+"""How lines begin in each log that are not of every start."""
 
 
 def main() -> int:
@@ -37,27 +45,28 @@ def main() -> int:
         return 1
     finally:
         backend.close(limit_s)
+    if missing:
+        print(f"{', '.join(missing)} did not join Ray within {limit_s:g} s.")
     for host in wanted:
         node = there.get(host)
         cpus, gpus = (0.0, 0.0) if node is None else (node.total.get(k, 0) for k in ("CPU", "GPU"))
         state = "missing" if node is None else f"{cpus:g} CPU, {gpus:g} GPU"
         print(f"  {host:<16} {state}")
     if missing:
-        print(f"{', '.join(missing)} did not join Ray within {limit_s:g} s.", file=sys.stderr)
-        print(monitor_log(MONITOR_LOGS), file=sys.stderr)
+        print(monitor_log(MONITOR_LOGS))
     return 1 if missing else 0
 
 
 def monitor_log(folder: Path) -> str:
-    """The last words of Ray's autoscaler, which starts the workers."""
+    """What Ray's autoscaler said last that is not of every start."""
     found = []
-    for name in ("monitor.log", "monitor.out", "monitor.err"):
+    for name, telling in TELLING.items():
         path = folder / name
         if path.is_file():
             lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-            if lines:
-                found += [f"The end of {path}:", *lines[-MONITOR_LINES:]]
-    return "\n".join(found) or f"There is no log of Ray's autoscaler in {folder}."
+            told = [line for line in lines if telling.match(line)][-MONITOR_LINES:]
+            found += [f"The end of {path}:", *told] if told else []
+    return "\n".join(found) or f"Ray's autoscaler has told of nothing unusual in {folder}."
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from cluster.errors import StartFailed
 from cluster.launcher.cluster_file import read_cluster_file
 from cluster.launcher.launcher import Launcher
 from stoker.cli import EXIT_OK
@@ -11,7 +12,11 @@ from stoker.cli import EXIT_OK
 
 def up(arguments: argparse.Namespace) -> int:
     """Bring it up; prints the address of HTTP, then that for clients."""
-    started = _launcher(arguments).up()
+    ending = f"`stoker down {arguments.file}` ends"
+    try:
+        started = _launcher(arguments).up()
+    except StartFailed as error:
+        raise StartFailed(f"{error}\n{ending} what runs of it already") from error
     print(started.http)
     print(started.front)
     for name, use in (
@@ -20,7 +25,7 @@ def up(arguments: argparse.Namespace) -> int:
     ):
         if (started.folder / name).exists():
             _say(f"{started.folder / name} is {use}")
-    _say(f"`stoker down {arguments.file}` ends it")
+    _say(f"{ending} it")
     return EXIT_OK
 
 

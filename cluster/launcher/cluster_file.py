@@ -59,6 +59,7 @@ class ClusterFile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
             "host": self.nodes.head,
             "front_address": f"tcp://{self.nodes.head}:0",
             "drain_s": 25.0,
+            "models_dir": "../models",  # stays when the cluster goes, which is in the folder beside
             **self.serve,
         }
         return {**given, "backend": "ray", "ray_address": "auto", "key_file": "key"}

@@ -1,12 +1,13 @@
 """Up and down, step after step; each with a limit, and an error that names the machine."""
 
+import contextlib
 import json
 import secrets
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -26,6 +27,11 @@ RAY_STOP_S = 60.0
 RAY_DOWN_S = 120.0
 GRACE_S = 30.0
 """For processes to be gone that were told to end."""
+
+TELL_WITHOUT_VENV = "python3 -c 'import ensurepip' 2>/dev/null || echo python3-venv"
+
+RAY_FOLDER = Path("/tmp/ray")
+"""Ray's own, on every machine."""
 
 TAIL_LINES = 25
 
@@ -67,7 +73,8 @@ class Launcher:
 
         Raises:
             RemoteError: a machine cannot be reached, or lacks something.
-            StartFailed: Ray or Stoker did not come up; the message has the end of its log.
+            StartFailed: Ray or Stoker did not come up; the message has the end of its log. What
+                runs already is left to `down`.
         """
         self._state.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._say(f"looking at {len(self._on)} nodes")
@@ -79,32 +86,39 @@ class Launcher:
     def down(self) -> None:
         """End Stoker, then Ray, on every node, and see that nothing is left.
 
+        Also of an `up` that failed halfway, and on all nodes that can be reached if some cannot.
+
         Raises:
-            RemoteError: something is left, or a machine cannot be asked.
+            RemoteError: something is left, or a machine cannot be asked; `down` may be tried again.
         """
-        drain_s = config_from(self._engine_settings()).drain_s + GRACE_S
-        self._say(f"ending stoker serve on {self._head.host}")
-        self._head.run(_end_serve(self._there, drain_s), timeout_s=drain_s + QUICK_S)
-        self._say("ray down")
-        self._run_ray("down", "-y", str(self._state / "ray.yaml"), timeout_s=RAY_DOWN_S)
+        with contextlib.suppress(RemoteError):  # the head is asked again below
+            self._end_head()
         self._say("ending Ray on every node")
         self._on_all(self._end_node, [*self._file.nodes.workers, self._head.host])
-        shutil.rmtree(self._state)
+        for ending in ("state", "lock"):  # of `ray up`, here
+            (RAY_FOLDER / f"cluster-{self._file.name}.{ending}").unlink(missing_ok=True)
+        shutil.rmtree(self._state, ignore_errors=True)
 
     # --- up ---
 
     def _look(self, node: Remote) -> None:
         """Whether it can be reached, and has or can get what it needs."""
-        nodes = self._file.nodes
-        wanted = ["python3", "rsync"] if nodes.source else [f"{nodes.bin}/stoker", "rsync"]
-        for program in wanted:
-            node.run(f"command -v {program} >/dev/null", timeout_s=QUICK_S)
+        if lacking := node.run(self._lacking(), timeout_s=QUICK_S).split():
+            raise RemoteError(f"{node.host} has no {', '.join(lacking)}")
         left = node.run(_left(), timeout_s=QUICK_S).strip()
         if left:
             raise RemoteError(
                 f"{node.host} runs a cluster already:\n{left}\nEnd it first (`stoker down`, or "
                 "`ray stop` there)"
             )
+
+    def _lacking(self) -> str:
+        """Prints what has to be there before, and is not."""
+        nodes = self._file.nodes
+        stoker = f"{nodes.bin}/stoker"
+        absent = f"{{ {_tell_without('python3', 'c++')}; {TELL_WITHOUT_VENV}; }}"
+        to_install = absent if nodes.source else f"echo {stoker}"
+        return f"{_tell_without('rsync')}; test -x {stoker} || {to_install}"
 
     def _ray_up(self) -> None:
         token = self._state / "ray_token"
@@ -145,9 +159,16 @@ class Launcher:
             f"{limit_s:g} {' '.join(nodes.all)}"
         )
         try:
-            self._say(self._head.run(command, timeout_s=limit_s + QUICK_S).rstrip())
+            self._say("they are:\n" + self._head.run(command, timeout_s=limit_s + QUICK_S).rstrip())
         except RemoteError as error:
-            raise StartFailed(str(error)) from error
+            raise StartFailed("\n".join([str(error), *self._ray_logs_of_workers()])) from error
+
+    def _ray_logs_of_workers(self) -> Iterator[str]:
+        for host in self._file.nodes.workers:
+            path = f"{self._there}/ray.log"
+            with contextlib.suppress(RemoteError):
+                said = self._on[host].run(f"tail -n {TAIL_LINES} {path}", timeout_s=QUICK_S)
+                yield f"The end of {path} on {host}:\n{said.rstrip()}"
 
     def _serve(self) -> Up:
         self._say(f"stoker serve on {self._head.host} (its log there: {self._there}/serve.log)")
@@ -189,18 +210,28 @@ class Launcher:
 
     # --- down ---
 
+    def _end_head(self) -> None:
+        drain_s = config_from(self._engine_settings()).drain_s + GRACE_S
+        self._say(f"ending stoker serve on {self._head.host}")
+        self._head.run(_end_serve(self._there, drain_s), timeout_s=drain_s + QUICK_S)
+        config = self._state / "ray.yaml"
+        if config.exists():
+            self._say("ray down")
+            self._run_ray("down", "-y", str(config), timeout_s=RAY_DOWN_S)
+
     def _end_node(self, node: Remote) -> None:
+        """End what this cluster runs there; one without its folder has none of it."""
         bin_, there = self._file.nodes.bin, self._there
-        stop = f"{self._ray}; {bin_}/ray stop --grace-period=10 >/dev/null 2>&1"
-        node.run(f"{stop} || {bin_}/ray stop --force >/dev/null", timeout_s=RAY_STOP_S)
+        if not node.run(f"ls -d {there} || true", timeout_s=QUICK_S):
+            return
+        stop = f"{bin_}/ray stop --grace-period=10 || {bin_}/ray stop --force || true"
+        node.run(f"{self._ray}; {{ {stop}; }} >/dev/null 2>&1", timeout_s=RAY_STOP_S)
         deadline = time.monotonic() + GRACE_S
         while left := node.run(_left(), timeout_s=QUICK_S).strip():
             if time.monotonic() > deadline:
                 raise RemoteError(f"on {node.host} there still runs:\n{left}")
             time.sleep(1.0)
-        node.run(
-            f"rm -rf {there} ~/ray_bootstrap_config.yaml ~/ray_bootstrap_key.pem", timeout_s=30
-        )
+        node.run(_remove_files(there), timeout_s=QUICK_S)
 
     def _on_all(self, act: Callable[[Remote], None], hosts: Sequence[str]) -> None:
         """Do it on each at once; one error that has all of theirs."""
@@ -213,6 +244,11 @@ class Launcher:
                     problems.append(str(error))
         if problems:
             raise RemoteError("\n".join(problems))
+
+
+def _tell_without(*programs: str) -> str:
+    names = " ".join(programs)
+    return f"for name in {names}; do command -v $name >/dev/null || echo $name; done"
 
 
 def _left() -> str:
@@ -228,6 +264,16 @@ def _end_serve(folder: str, limit_s: float) -> str:
         f"kill -TERM $pid 2>/dev/null || exit 0; "
         f"for turn in $(seq {int(limit_s * 2)}); do kill -0 $pid 2>/dev/null || exit 0; "
         "sleep 0.5; done; kill -KILL -- -$pid"
+    )
+
+
+def _remove_files(folder: str) -> str:
+    """Removes those of this start; the token is the first of them, so Ray's are newer."""
+    ours = f"-maxdepth 1 -user $(id -u) -newer {folder}/ray_token -exec rm -rf {{}} +"
+    return (
+        f"find {RAY_FOLDER} -mindepth 1 {ours} 2>/dev/null; rmdir {RAY_FOLDER} 2>/dev/null; "
+        f"find /tmp -name 'ray_ssh_*' {ours} 2>/dev/null; "
+        f"rm -rf {folder} ~/ray_bootstrap_config.yaml ~/ray_bootstrap_key.pem"
     )
 
 

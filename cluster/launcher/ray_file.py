@@ -45,7 +45,10 @@ def ray_file(file: ClusterFile, token_file: str) -> dict[str, object]:
         token_file: path, here, of the secret of this Ray.
     """
     nodes = file.nodes
-    install = f"python3 -m venv ~/.stoker/venv && {nodes.bin}/pip install --quiet ~/.stoker/source"
+    install = (
+        f"python3 -m venv ~/.stoker/venv && {nodes.bin}/pip install --quiet "
+        "--constraint ~/.stoker/source/requirements.lock ~/.stoker/source"
+    )
     mounts = {f"{folder_on_nodes(file)}/ray_token": token_file}
     if nodes.source:
         mounts["~/.stoker/source"] = nodes.source

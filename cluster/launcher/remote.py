@@ -9,6 +9,9 @@ from cluster.errors import RemoteError
 CONNECT_S = 10
 """For a machine to take a connection."""
 
+SHOWN_LETTERS = 80
+"""Of a command in an error."""
+
 OPTIONS = (
     "BatchMode=yes",  # never ask anybody
     f"ConnectTimeout={CONNECT_S}",
@@ -32,6 +35,7 @@ class Remote:
         Raises:
             RemoteError: the machine cannot be reached, or the command fails or takes too long.
         """
+        shown = command if len(command) <= SHOWN_LETTERS else f"...{command[-SHOWN_LETTERS:]}"
         options = [word for option in OPTIONS for word in ("-o", option)]
         line = ["ssh", *options, "-i", str(self.key.expanduser()), f"{self.user}@{self.host}"]
         try:
@@ -39,7 +43,7 @@ class Remote:
                 [*line, command], input=stdin, capture_output=True, timeout=timeout_s, check=False
             )
         except subprocess.TimeoutExpired as error:
-            raise RemoteError(f"{self.host}: no end of `{command}` in {timeout_s:g} s") from error
+            raise RemoteError(f"{self.host}: no end of `{shown}` in {timeout_s:g} s") from error
         except FileNotFoundError as error:
             raise RemoteError(
                 "there is no `ssh` on this machine; install OpenSSH's client"
@@ -48,7 +52,7 @@ class Remote:
         if done.returncode == 255:
             raise RemoteError(f"{self.host} cannot be reached as {self.user} by ssh: {said}")
         if done.returncode != 0:
-            raise RemoteError(f"{self.host}: `{command}` ended with {done.returncode}: {said}")
+            raise RemoteError(f"{self.host}: `{shown}` ended with {done.returncode}: {said}")
         return done.stdout.decode(errors="replace")
 
     def write(self, path: str, data: bytes) -> None:
