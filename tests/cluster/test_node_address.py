@@ -21,7 +21,7 @@ def chosen(address: str = "", interface: str = "") -> str:
     )
 
 
-def test_a_node_is_reached_where_ray_knows_it_unless_it_says_otherwise() -> None:
+def test_case_103_a_node_is_reached_where_ray_knows_it_unless_it_says_otherwise() -> None:
     assert chosen() == "10.0.0.7"
     assert chosen(address="192.168.5.7") == "192.168.5.7"
     assert chosen(address="fd00::7") == "fd00::7"
@@ -41,7 +41,7 @@ def test_an_interface_that_has_the_known_address_changes_nothing() -> None:
         ({"interface": "^lo"}, r"a name, not one of NCCL's patterns"),
     ],
 )
-def test_what_a_node_does_not_have_is_refused_with_what_it_has(
+def test_case_103_an_address_that_a_node_does_not_have_is_refused_with_those_it_has(
     said: dict[str, str], message: str
 ) -> None:
     with pytest.raises(AddressError, match=message) as caught:
@@ -55,7 +55,7 @@ def test_the_interface_of_an_address_is_found_and_of_others_none() -> None:
     assert interface_of("10.9.9.9", INTERFACES) is None
 
 
-def test_workers_get_the_variables_that_are_named_and_no_others() -> None:
+def test_case_107_workers_get_the_variables_that_are_named_and_no_others() -> None:
     environ = {"HF_TOKEN": "t", "HF_HOME": "/h", "NCCL_DEBUG": "INFO", "PATH": "/bin", "HFX": "x"}
 
     assert environment_for_workers(["HF_*", "NCCL_DEBUG"], environ) == {
@@ -66,7 +66,9 @@ def test_workers_get_the_variables_that_are_named_and_no_others() -> None:
     assert environment_for_workers([], environ) == {}
 
 
-def test_what_a_node_says_of_itself_is_not_overwritten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_case_107_what_a_node_says_of_itself_is_not_overwritten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("NCCL_SOCKET_IFNAME", "ib0")
     monkeypatch.delenv("NCCL_DEBUG", raising=False)
 

@@ -85,7 +85,7 @@ def test_stopping_a_group_gives_its_room_back(
         backend.stop(0, epoch, timeout_s=5)
 
 
-def test_more_ranks_than_there_is_room_for_are_refused_with_asked_free_and_nodes(
+def test_case_105_more_ranks_than_there_is_room_for_are_refused_with_asked_and_free(
     backend: RayBackend,
 ) -> None:
     with pytest.raises(BackendError) as caught:

@@ -50,7 +50,7 @@ def test_a_group_alone_on_its_node_has_all_of_it() -> None:
     assert (counts, cores) == ([1], [(0, 1, 2)])
 
 
-def test_where_there_is_no_room_asked_free_and_each_node_are_named() -> None:
+def test_case_105_where_there_is_no_room_asked_free_and_each_node_are_named() -> None:
     nodes = [
         NodeRoom(
             node="aaaaaaaaaa", host="10.0.0.1", name="a", total={"CPU": 4.0}, free={"CPU": 1.0}

@@ -57,22 +57,34 @@ class Served:
             return [line for line in file if f" {name} " in line]
 
 
-def start_ray(machines: Sequence[Machine], *, num_cpus: int, env: dict[str, str]) -> None:
-    """Start Ray with its head on the first machine. It ends with the machines."""
+def start_ray(
+    machines: Sequence[Machine],
+    *,
+    num_cpus: int,
+    env: dict[str, str],
+    addresses: Sequence[str] = (),
+    own_env: Sequence[dict[str, str]] = (),
+) -> None:
+    """Start Ray with its head on the first machine. It ends with the machines.
+
+    Args:
+        addresses: of each machine, where Ray is to know it; default: its first.
+        own_env: variables of each machine alone.
+    """
+    addresses = addresses or [machine.address for machine in machines]
+    head_address = f"[{addresses[0]}]" if ":" in addresses[0] else addresses[0]
+    joins = ["--head", f"--port={RAY_PORT}", "--include-dashboard=false"]
     token = secrets.token_hex(32)
     for machine in machines:
         (machine.home / "ray_token").write_text(token)
         (machine.home / "ray_token").chmod(0o600)
-    head = machines[0]
     options = [f"--num-cpus={num_cpus}", *RAY_OPTIONS]
-    head.run(
-        ["ray", "start", "--head", f"--port={RAY_PORT}", "--include-dashboard=false", *options],
-        env=env,
-        timeout_s=START_S,
-    )
-    for machine in machines[1:]:
-        address = f"--address={head.address}:{RAY_PORT}"
-        machine.run(["ray", "start", address, *options], env=env, timeout_s=START_S)
+    for number, machine in enumerate(machines):
+        at = f"--node-ip-address={addresses[number]}"
+        own = own_env[number] if own_env else {}
+        command = ["ray", "start", *joins, at, *options]
+        machine.run(command, env={**env, **own}, timeout_s=START_S)
+        joins = [f"--address={head_address}:{RAY_PORT}"]
 
 
 @contextmanager

@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 BIN = Path(sys.executable).parent
 HOME = "/tmp/home"
 SUBNET = "10.77.0"
+SECOND_SUBNETS = ("10.78.0.", "fd00::")
 SETUP_S = 20.0
 END_S = 10.0
 
@@ -181,7 +182,7 @@ class Network:
         self._parts = ExitStack()
         try:
             self._bridge = self._machine("bridge", "", "")
-            _ip(self._bridge, "link add br0 type bridge", "link set br0 up")
+            self._add_bridge("br0")
             self.machines = [self._connected(number) for number in range(1, num_machines + 1)]
         except BaseException:
             self._parts.close()
@@ -205,6 +206,17 @@ class Network:
     def heal(self, machine: Machine) -> None:
         _ip(self._bridge, f"link set {machine.name} up")
 
+    def connect_twice(self) -> None:
+        """Give each machine a second interface, at N of `SECOND_SUBNETS`, on a bridge of its own.
+
+        No default route leads there.
+        """
+        self._add_bridge("br1")
+        for number, machine in enumerate(self.machines, 1):
+            self._plug(machine, "eth1", "br1", f"{machine.name}-second")
+            four, six = (f"{subnet}{number}" for subnet in SECOND_SUBNETS)
+            _ip(machine, f"addr add {four}/24 dev eth1", f"addr add {six}/64 dev eth1 nodad")
+
     def _machine(self, name: str, address: str, hosts: str) -> Machine:
         machine = Machine(name, address, hosts)
         self._parts.callback(machine.end)
@@ -214,20 +226,27 @@ class Network:
         name, address = f"n{number}", f"{SUBNET}.{number}"
         hosts = f"127.0.0.1 localhost\n127.0.1.1 {name}\n"
         machine = self._machine(name, address, hosts)
-        _ip(
-            self._bridge,
-            f"link add {name} type veth peer name eth0 netns {machine.pid}",
-            f"link set {name} master br0",
-            f"link set {name} up",
-        )
+        self._plug(machine, "eth0", "br0", name)
         _ip(
             machine,
             "link set lo up",
             f"addr add {address}/24 dev eth0",
-            "link set eth0 up",
             "route add default dev eth0",
         )
         return machine
+
+    def _add_bridge(self, name: str) -> None:
+        _ip(self._bridge, f"link add {name} type bridge", f"link set {name} up")
+
+    def _plug(self, machine: Machine, interface: str, bridge: str, port: str) -> None:
+        """Connect a new interface of the machine to a bridge, whose end of it is `port`."""
+        _ip(
+            self._bridge,
+            f"link add {port} type veth peer name {interface} netns {machine.pid}",
+            f"link set {port} master {bridge}",
+            f"link set {port} up",
+        )
+        _ip(machine, f"link set {interface} up")
 
 
 def bare_environment() -> dict[str, str]:

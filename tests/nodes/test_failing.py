@@ -2,6 +2,8 @@
 
 import secrets
 from collections.abc import Iterator
+from importlib.metadata import distribution, version
+from pathlib import Path
 
 import pytest
 
@@ -37,7 +39,9 @@ def refusal(machine: Machine, *options: str, model: str = "smollm2", **env: str)
 
 
 @pytest.mark.model
-def test_more_ranks_than_cpus_are_refused_with_asked_free_and_each_node(network: Network) -> None:
+def test_case_105_more_ranks_than_cpus_are_refused_with_asked_free_and_each_node(
+    network: Network,
+) -> None:
     head, worker = network.machines
 
     said = refusal(head, "--tensor-parallel-size=3", "--room-timeout-s=1")
@@ -72,7 +76,7 @@ def test_a_node_without_the_model_is_named(network: Network) -> None:
 
 
 @pytest.mark.model
-def test_a_variable_of_the_first_host_reaches_the_other_nodes(network: Network) -> None:
+def test_case_107_a_variable_of_the_first_host_reaches_the_other_nodes(network: Network) -> None:
     head, worker = network.machines
 
     options = ["--tensor-parallel-size=2", "--worker-env=STOKER_NODE_ADDRESS"]
@@ -82,6 +86,27 @@ def test_a_variable_of_the_first_host_reaches_the_other_nodes(network: Network) 
     what = f"STOKER_NODE_ADDRESS={head.address} is no address of this host"
     assert f"node {worker.address} ({worker.name}): {what}" in said
     assert f"eth0 {worker.address}" in said
+
+
+@pytest.mark.model
+def test_case_115_a_node_with_another_torch_is_refused_by_name_before_weights_load(
+    network: Network,
+) -> None:
+    head, worker = network.machines
+    described = str(distribution("torch").locate_file(f"torch-{version('torch')}.dist-info"))
+    text = Path(described, "METADATA").read_text(encoding="utf-8")
+    other = text.replace(f"\nVersion: {version('torch')}\n", "\nVersion: 2.0.0\n")
+    (worker.home / "METADATA").write_text(other)
+    worker.run(["mount", "--bind", f"{HOME}/METADATA", f"{described}/METADATA"])
+    try:
+        said = refusal(head, "--tensor-parallel-size=2", "--log-level=info")
+    finally:
+        worker.run(["umount", f"{described}/METADATA"])
+
+    refused = next(line for line in said.splitlines() if line.startswith("stoker: error"))
+    assert f"node {worker.address} ({worker.name}) has torch 2.0.0, but" in refused
+    assert f"has {version('torch')}" in refused
+    assert "worker_loaded" not in said
 
 
 @pytest.mark.model

@@ -23,7 +23,7 @@ def prepared(text: str) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
-def test_ray_accepts_the_files_that_we_ship(path: Path) -> None:
+def test_case_114_ray_accepts_the_files_that_we_ship(path: Path) -> None:
     found = prepared(path.read_text(encoding="utf-8"))
 
     assert found["cluster_name"] == "stoker"
