@@ -284,11 +284,14 @@ class Planner:
 
     def _too_small(self, rank: RankPlan) -> str:
         wanted = rank.geometry.bytes_for(self.max_model_len)
-        if rank.budget_bytes <= 0:
+        tokens = rank.geometry.blocks_in(rank.budget_bytes) * rank.geometry.block_size
+        if not tokens:
             missing = _gib(wanted - rank.budget_bytes)
             return f"{_gib(rank.weight_bytes)} of weights a rank: {missing} short of any use"
-        tokens = rank.budget_bytes // rank.geometry.token_bytes
-        return f"K/V for {tokens} tokens only, less than a context of {self.max_model_len}"
+        return (
+            f"K/V for {tokens} tokens only, less than a context of {self.max_model_len}; "
+            f"max_model_len={tokens} would do"
+        )
 
     def _limit(self, plan: GroupPlan, num_requests: int, num_tokens: int) -> float:
         """Tokens per second that no decode step can exceed: each reads the weights, and the K/V of
@@ -310,14 +313,18 @@ class Planner:
 
 
 def choose(planner: Planner) -> GroupPlan | None:
-    """The layout to take unless one is asked for: the fewest ranks per group that work, stages
-    only where a node is too small."""
+    """The layout to take unless one is asked for: as many groups as work, each with all the ranks
+    that leaves it, and stages only where a node is too small."""
     working = [plan for plan in map(planner.plan, planner.layouts()) if plan.works]
     if not working:
         return None
     return min(
         working,
-        key=lambda plan: (plan.layout.pipeline_parallel_size, plan.layout.ranks_per_group),
+        key=lambda plan: (
+            plan.layout.pipeline_parallel_size,
+            -plan.layout.num_groups,
+            -plan.layout.ranks_per_group,
+        ),
     )
 
 
