@@ -1,6 +1,7 @@
 """`python -m bench.chaos`: many random faults under load, and whether anybody was harmed."""
 
 import argparse
+import math
 import sys
 import tempfile
 from pathlib import Path
@@ -33,6 +34,7 @@ def options(step_timeout_s: float) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--faults", type=int, default=1000)
+    parser.add_argument("--minutes", type=float, default=math.inf, help="most, for the faults")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", default="", help="default: a tiny one, made at run time")
     parser.add_argument("--calls", type=int, default=150, help="different requests")
@@ -43,6 +45,7 @@ def main() -> int:
     arguments = parser.parse_args()
     config = StormConfig(
         num_faults=arguments.faults,
+        lasts_s=60 * arguments.minutes,
         seed=arguments.seed,
         num_calls=arguments.calls,
         with_engine=not arguments.but_engine,

@@ -30,6 +30,8 @@ class StormConfig:
     """How hard it blows."""
 
     num_faults: int
+    lasts_s: float = float("inf")
+    """After so long no more faults come, however many there were."""
     seed: int = 0
     num_calls: int = 150
     """Different requests, which are asked again and again"""
@@ -148,8 +150,8 @@ def run_storm(served: Served, config: StormConfig, tell: Callable[[str], None]) 
 def _blow(storm: Storm, watch: ClusterWatch, config: StormConfig, served: Served) -> None:
     chance = random.Random(config.seed)
     drawer = Drawer(chance, kinds=config.kinds, with_engine=config.with_engine)
-    num_drawn = 0
-    while num_drawn < config.num_faults:
+    num_drawn, ends_at = 0, time.monotonic() + config.lasts_s
+    while num_drawn < config.num_faults and time.monotonic() < ends_at:
         if chance.random() < config.haste_share:
             storm.wait_served()
         else:
