@@ -195,6 +195,8 @@ class Guide:
         self._pool: ThreadPoolExecutor | None = None
         self._tokenizer: LLTokenizer | None = None
         self._round: _Round | None = None
+        self._found: dict[int, Words] | None = None
+        """What may follow, by slot; None while the round is not waited for."""
 
     @property
     def num_guided(self) -> int:
@@ -223,7 +225,7 @@ class Guide:
 
     def prepare(self, slots: Int32Array, positions: Int32Array, history: Int32Array) -> None:
         """Begin to find what may stand at the positions; arguments as of `Sampler.sample`."""
-        self._round = None
+        self._round = self._found = None
         if not self._guided or self._tokenizer is None:
             return
         num_words = (self._tokenizer.vocab_size + 31) // 32
@@ -244,24 +246,31 @@ class Guide:
     def mask(self, logits: Tensor, slots: Sequence[int]) -> None:
         """Ban what the grammars do not allow, in place; rows of other sequences stay.
 
+        A step's rows may come in several pieces.
+
         Shapes:
             logits: [R, V]
             slots: [R]
         """
         if self._round is None:
             return
-        while not self._round.wait():
-            self.close()  # threads that are not stuck go on with what waits
-            self._begin(self._round)
-        row_of = {slot: row for row, slot in enumerate(slots)}
-        found = [one for one in self._round.settled() if one.slot in row_of]
-        self._round = None
-        if not found:
+        if self._found is None:
+            self._found = self._answers(self._round)
+        found = self._found
+        guided = [row for row, slot in enumerate(slots) if slot in found]
+        if not guided:
             return
-        words = np.stack([one.words for one in found])
+        words = np.stack([found[slots[row]] for row in guided])
         allowed = allowed_ids(words, self._vocab_size, logits.device)
-        rows = torch.tensor([row_of[one.slot] for one in found], device=logits.device)
+        rows = torch.tensor(guided, device=logits.device)
         logits[rows] = torch.where(allowed, logits[rows], -torch.inf)
+
+    def _answers(self, step: _Round) -> dict[int, Words]:
+        """By slot, of sequences that go on."""
+        while not step.wait():
+            self.close()  # threads that are not stuck go on with what waits
+            self._begin(step)
+        return {question.slot: question.words for question in step.settled()}
 
     def end_of(self, slot: int, logits: Tensor) -> int:
         """The token of a guided sequence that nothing else may follow: its likeliest end token.

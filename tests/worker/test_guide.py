@@ -293,6 +293,26 @@ def test_a_model_without_a_tokenizer_fails_guided_sequences() -> None:
     assert found.failed == {0: "there is no tokenizer.json"}
 
 
+def test_rows_that_are_sampled_in_pieces_are_all_masked() -> None:
+    """As on CPUs, where few rows of a large step have logits at a time."""
+    guide = Guide(lambda: tokenizer(), VOCAB_SIZE)
+    slots = list(range(6))
+    for slot in slots:
+        sampling = SamplingParams(temperature=0.0, grammar=DIGITS)
+        guide.admit(
+            Admission(slot=slot, sampling=sampling, num_prompt=2, blocks=NO_INT32, end_ids=(END,))
+        )
+    logits = torch.zeros(6, VOCAB_SIZE)
+
+    guide.prepare(int32(slots), int32([2] * 6), log_of([PROMPT] * 6))
+    for piece in (slice(0, 2), slice(2, 3), slice(3, 6)):
+        guide.mask(logits[piece], slots[piece])
+
+    assert torch.isfinite(logits[0]).sum() < VOCAB_SIZE
+    assert (logits == logits[0]).all()
+    guide.close()
+
+
 def test_a_sequence_that_takes_too_long_fails_and_its_neighbours_do_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
