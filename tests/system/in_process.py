@@ -147,8 +147,14 @@ class InProcessCluster:
         self.scheduler.add_group(GROUP, 1, num_blocks, self.now)
 
     def submit(
-        self, prompt: Sequence[int], sampling: SamplingParams, *, cache_salt: str | None = None
+        self,
+        prompt: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        cache_salt: str | None = None,
+        output: Sequence[int] = (),
     ) -> Answer:
+        """`output`: tokens that another cluster has answered already."""
         handle = len(self.answers)
         sent = Request(
             handle=handle,
@@ -156,12 +162,13 @@ class InProcessCluster:
             sampling=sampling,
             end_ids=(END,),
             cache_salt=cache_salt,
+            output=int32(output),
         )
         request = FROM_CLIENT.decode(FROM_CLIENT.encode(sent))
         assert isinstance(request, Request)
         rejection = self.scheduler.submit(request, CLIENT, self.now)
         assert not isinstance(rejection, Rejection), rejection
-        self.answers[handle] = Answer(list(prompt), sampling)
+        self.answers[handle] = Answer(list(prompt), sampling, tokens=list(output))
         return self.answers[handle]
 
     def abort(self, answer: Answer) -> None:
