@@ -590,7 +590,7 @@ def _prepare_dealer(
     _apply(socket, address, limits)
     _allow_ipv6(socket, address)
     socket.reconnect_ivl = 50
-    socket.reconnect_ivl_max = 1000
+    socket.reconnect_ivl_max = 200  # a restarted engine is found soon
     if keys is not None and address.startswith("tcp://"):
         socket.curve_serverkey = keys.server.encode()
         socket.curve_publickey = keys.public.encode()
