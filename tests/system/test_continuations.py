@@ -73,7 +73,7 @@ def test_from_any_cut_another_engine_says_what_one_would_have_said(
     grammars: GrammarProcess,
 ) -> None:
     asked = everything_asked(grammars)
-    prompts = [probes(tokenizer)[i % 6] for i in range(len(asked))]
+    prompts = [probes(tokenizer)[i % 6][:24] for i in range(len(asked))]
     one = spacious(loaded(tp))
     wholes = [one.submit(*each) for each in zip(prompts, asked.values(), strict=True)]
     one.run()
