@@ -22,6 +22,10 @@ if TYPE_CHECKING:  # Ray reads its settings from the environment when it is impo
     from cluster.ray_rank import RankSite
     from cluster.ray_room import NodeRoom, Room
 
+LATER_ROOM_S = 30.0
+"""For the room of one group while others serve, at least: what others hold they will not give back,
+and no other group is started or ended meanwhile."""
+
 
 class RayBackend:
     """Actors of this driver. `num_ranks` ranks of all groups share the nodes."""
@@ -92,7 +96,8 @@ class RayBackend:
         room = self._spare.pop(group, None)
         if room is None:
             room = self._room(num_stages, ranks_per_stage)
-            self._wait_for([room], deadline)
+            wait_s = max(self._patience_s, LATER_ROOM_S)
+            self._wait_for([room], min(deadline, time.monotonic() + wait_s))
         placed = self._groups[group, epoch] = RankGroup(group, epoch, room, self._report)
         try:
             if self._keepers is not None:

@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -29,6 +30,13 @@ while True:
     connection.close()
 """
 """An API server that answers each connection with its number, and knows no end of its own."""
+
+FAILS_ONCE_THERE_IS = """
+import os
+if os.path.exists({path!r}):
+    raise SystemExit(4)
+"""
+"""Before it: one of which new processes do not start."""
 
 
 class Rig:
@@ -149,3 +157,43 @@ def test_one_that_does_not_end_is_killed(rigs: list[Rig], no_leaks: None) -> Non
 
     assert time.monotonic() - began < WAIT_S
     assert rig.servers.pids == []
+
+
+def test_each_is_replaced_by_a_new_process_one_after_the_other(rigs: list[Rig]) -> None:
+    rigs.append(rig := Rig(2).start())
+    rig.look_until(lambda: rig.servers.are_up)
+    before = set(rig.servers.pids)
+    rig.servers.replace()
+    outcomes: list[str | None] = []
+
+    def is_over() -> bool:
+        assert len(rig.servers.pids) == 2
+        outcomes.append(rig.servers.replaced())
+        return "" in outcomes and len(rig.servers.fds) == 2  # the old ones have left
+
+    rig.look_until(is_over)
+    assert not before & set(rig.servers.pids)
+    assert int(rig.call()[1]) in rig.servers.pids
+
+
+def test_a_new_one_that_does_not_start_leaves_the_old_ones_in_place(
+    rigs: list[Rig], tmp_path: Path
+) -> None:
+    broken = tmp_path / "broken"
+    rigs.append(rig := Rig(2, FAILS_ONCE_THERE_IS.format(path=str(broken)) + ECHO).start())
+    rig.look_until(lambda: rig.servers.are_up)
+    before = rig.servers.pids
+    broken.touch()
+    rig.servers.replace()
+    outcomes: list[str | None] = []
+
+    def is_over() -> bool:
+        outcomes.append(rig.servers.replaced())
+        return any(outcomes)
+
+    rig.look_until(is_over)
+    assert (
+        outcomes[-1] == "the new API server 0 ended while it started: exit code 4; its log says why"
+    )
+    assert rig.servers.pids == before
+    assert rig.call()[0] in ("0", "1")
