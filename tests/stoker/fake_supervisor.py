@@ -11,9 +11,9 @@ from pathlib import Path
 
 from cluster.announcements import ClusterFailed, ClusterReady, announce
 from cluster.config import decode_config
-from tests.cluster.frontend.fake_engine import FakeEngine, answer_at_once, ipc_address
+from tests.cluster.frontend.fake_engine import FakeEngine, answer_at_once, ipc_address, say_nothing
 
-MODES = ("ready", "fails", "dies", "silent", "stubborn", "babbles")
+MODES = ("ready", "busy", "fails", "dies", "silent", "stubborn", "babbles")
 
 
 def main(mode: str) -> int:
@@ -37,7 +37,9 @@ def main(mode: str) -> int:
 def serve(mode: str, model: str) -> int:
     with (
         tempfile.TemporaryDirectory(prefix="fake-stoker-") as folder,
-        FakeEngine(ipc_address(Path(folder)), script=answer_at_once) as engine,
+        FakeEngine(
+            ipc_address(Path(folder)), script=say_nothing if mode == "busy" else answer_at_once
+        ) as engine,
     ):
         announce(ClusterReady(front_address=engine.address, engine_id="fake", model=model))
         while os.read(0, 4096):

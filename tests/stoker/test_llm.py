@@ -96,6 +96,19 @@ def test_a_cluster_that_ended_by_itself_is_named(use_cluster: UseCluster, model:
             llm.generate("hi")
 
 
+def test_what_is_live_when_its_cluster_ends_does_not_wait_for_another(
+    use_cluster: UseCluster, model: Path
+) -> None:
+    use_cluster("busy")
+    with LLM(model, recovery_s=3600) as llm:
+        handle = llm.client.submit("hi", LONG)
+        (supervisor,) = psutil.Process().children()
+        supervisor.kill()
+
+        with pytest.raises(EngineLost, match="the cluster has ended"):
+            handle.result(60.0)
+
+
 def test_a_cluster_that_fails_says_why(use_cluster: UseCluster, model: Path) -> None:
     use_cluster("fails")
 
