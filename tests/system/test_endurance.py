@@ -40,7 +40,7 @@ def worn(
 @pytest.mark.model
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-def test_2000_short_requests_of_every_fate_leave_memory_flat_and_all_maps_empty(
+def test_case_65_2000_short_requests_of_every_fate_leave_memory_flat_and_all_maps_empty(
     worn: LLM,
 ) -> None:
     load = Load(worn)
