@@ -7,6 +7,7 @@ On one host (ipc://) there are none: the kernel says when a process ends, and on
 stopped for a while (SIGSTOP, a snapshot, a full disk of swap) goes on where it was.
 """
 
+import contextlib
 import errno
 import hmac
 import os
@@ -158,6 +159,8 @@ class ServerLink:
             self._socket.curve_secretkey = keys.secret.encode()
             self._socket.zap_domain = domain.encode()
         self._monitor = _monitor_of(self._socket, zmq.EVENT_DISCONNECTED)
+        self._file: tuple[Path, int] | None = None
+        """Of an ipc:// socket, with its inode: whoever binds the same path later has another."""
         try:
             self.address = self._bind(address)
         except BaseException:
@@ -174,6 +177,10 @@ class ServerLink:
             raise AddressError(_why_not_bound(address, error)) from error
         finally:
             os.umask(others_may_not)
+        if address.startswith("ipc://"):
+            path = Path(address.removeprefix("ipc://"))
+            with contextlib.suppress(FileNotFoundError):  # of a name that is no file
+                self._file = (path, path.stat().st_ino)
         return self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
     def receive(self) -> Iterator[tuple[bytes, bytes | None]]:
@@ -265,6 +272,16 @@ class ServerLink:
         self._socket.monitor(None, 0)
         self._monitor.close(linger=0)
         self._socket.close(linger=int(linger_s * 1000))
+        self._remove_file()
+
+    def _remove_file(self) -> None:
+        """libzmq leaves the file of an ipc:// socket where it is; what somebody else has bound
+        there meanwhile stays."""
+        if self._file is not None:
+            path, inode = self._file
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_ino == inode:
+                    path.unlink()
 
 
 class Doorman:

@@ -119,6 +119,19 @@ def test_a_port_in_use_is_refused_with_the_way_out(links: EngineLinks, tmp_path:
         )
 
 
+def test_the_file_of_a_unix_socket_goes_with_it_but_not_one_that_another_has_bound(
+    tmp_path: Path,
+) -> None:
+    back = f"ipc://{tmp_path}/back"
+    first = EngineLinks(TCP, back, front_limits=LIMITS, back_limits=LIMITS)
+    (tmp_path / "back").unlink()
+    second = EngineLinks(TCP, back, front_limits=LIMITS, back_limits=LIMITS)
+    first.close(linger_s=0.0)
+    assert (tmp_path / "back").is_socket()
+    second.close(linger_s=0.0)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_unix_socket_in_use_is_not_stolen(links: EngineLinks) -> None:
     with pytest.raises(AddressError, match="in use by another process"):
         EngineLinks(TCP, links.back.address, front_limits=LIMITS, back_limits=LIMITS)
