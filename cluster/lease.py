@@ -24,11 +24,14 @@ from cluster.wire import FROM_ENGINE, PROTOCOL_VERSION, TO_ENGINE
 STOP_WAIT_S = 0.5
 """Between being fenced and ending: a rank that is not stuck ends by itself in order."""
 
-REDIAL_S = 0.5
-"""For one try to reach the engine,"""
+REDIAL_S = 5.0
+"""For one try to reach the engine, which a busy machine may take long for,"""
 
 PAUSE_S = 0.1
 """and between two of them."""
+
+JOIN_S = 1.0
+"""For the thread to end with its rank; it ends nobody from then on."""
 
 EXIT_FENCED = 4
 
@@ -67,7 +70,7 @@ class Lease:
     ) -> None:
         self._is_over.set()
         self._wake.wake()
-        self._thread.join(2 * REDIAL_S)
+        self._thread.join(JOIN_S)
 
     def set_listening(self, listens: bool) -> None:
         """Whether the rank waits for its engine's next word, and so needs nobody to hear for it."""
@@ -82,7 +85,9 @@ class Lease:
                 reached_at = time.monotonic()
             elif self._listens:  # it notices by itself, and may wait for another engine
                 reached_at = now
-            elif reached_at is not None and now - reached_at > self._patience_s:
+            elif self._is_over.is_set():
+                return
+            elif reached_at is not None and time.monotonic() - reached_at > self._patience_s:
                 self._end_now(f"has not reached its engine for {self._patience_s:g} s")
             self._is_over.wait(PAUSE_S)
 
@@ -94,7 +99,7 @@ class Lease:
         )
         with DealerLink(launch.address, limits, launch.link_keys) as link:
             try:
-                link.wait_connected(REDIAL_S)
+                link.wait_connected(min(REDIAL_S, self._patience_s))
                 link.send(TO_ENGINE.encode(self._hello()))
             except LinkLost:
                 return False
@@ -118,7 +123,7 @@ class Lease:
                     self._end_now("was told to end")
 
     def _end_now(self, why: str) -> None:
-        self._log.error("lease_over", worker=self._launch.name, why=f"the rank {why}, and is stuck")
+        self._log.error("lease_over", why=f"the rank {why}, and is stuck")
         self._end(EXIT_FENCED)
 
     def _hello(self) -> WorkerLease:
