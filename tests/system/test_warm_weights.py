@@ -117,6 +117,22 @@ def test_the_last_group_of_a_host_finds_its_weights_again_when_all_of_it_was_kil
         assert answers(llm) == expected
 
 
+@pytest.mark.slow
+@pytest.mark.ray
+def test_ray_actors_share_and_find_again_what_their_host_keeps(tiny: Path) -> None:
+    """Their log comes too late to be read: what they have mapped says the same."""
+    settings = {"backend": "ray", "tensor_parallel_size": 1, "num_groups": GROUPS}
+    with start(tiny, **settings) as llm:
+        expected = answers(llm)
+        check_that_groups_share(llm)
+
+        os.kill(ranks_of(llm)[0].pid, signal.SIGKILL)
+        wait_for_epoch(llm, 0, 2)
+
+        assert answers(llm) == expected
+        check_that_groups_share(llm)
+
+
 def check_that_groups_share(llm: LLM) -> None:
     for rank in ranks_of(llm):
         resident, share, access = weight_mapping(rank.pid)
