@@ -65,8 +65,7 @@ def stoker(machine: Machine, cluster: Served, *words: str) -> str:
 
 def hosts(machine: Machine, cluster: Served) -> list[str]:
     """Of the ranks that serve, by group."""
-    status = json.loads(stoker(machine, cluster, "status", "--json"))
-    (one,) = status if isinstance(status, list) else [status]
+    (one,) = json.loads(stoker(machine, cluster, "status", "--json")).values()
     groups = [group for group in one["groups"] if group["state"] == "ready"]
     return [rank["host"] for group in groups for rank in group["ranks"]]
 
