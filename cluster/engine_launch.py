@@ -30,8 +30,10 @@ class EngineLaunch(Struct, frozen=True, kw_only=True):
     """Of the whole cluster's start; workers and the supervisor carry it in their hello."""
     key: str
     """Shown by workers and the supervisor in their hello; clients do not know it."""
+    number: int = 1
+    """Of the engine's processes, this one"""
     num_restarts: int = 0
-    """Engine processes that there were before this one"""
+    """Of the engine, because it had ended unasked or hung"""
     last_loss: str = ""
     """How the one before ended"""
     epochs: tuple[GroupEpoch, ...] = ()
@@ -82,4 +84,4 @@ class EngineLaunch(Struct, frozen=True, kw_only=True):
     @property
     def instance(self) -> str:
         """What clients know this process by: the handles that another one knows mean nothing."""
-        return f"{self.engine_id}.{self.num_restarts}" if self.num_restarts else self.engine_id
+        return self.engine_id if self.number == 1 else f"{self.engine_id}.{self.number}"

@@ -40,6 +40,7 @@ class LaunchPlan:
         *,
         epochs: tuple[GroupEpoch, ...] = (),
         num_wanted: int | None = None,
+        number: int = 1,
         num_restarts: int = 0,
         last_loss: str = "",
         drained_nodes: tuple[str, ...] = (),
@@ -47,7 +48,7 @@ class LaunchPlan:
         """The first engine's launch, or that of one that comes after another.
 
         Args:
-            epochs, num_restarts, last_loss, drained_nodes: as of `EngineLaunch`.
+            epochs, number, num_restarts, last_loss, drained_nodes: as of `EngineLaunch`.
             num_wanted: groups that the one before was to have.
         """
         config = self.config
@@ -61,6 +62,7 @@ class LaunchPlan:
             front_address=front_address,
             back_address=back_address,
             num_groups=num_wanted or config.num_groups,
+            number=number,
             num_restarts=num_restarts,
             epochs=epochs,
             last_loss=last_loss,

@@ -379,7 +379,7 @@ class Status(Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="t
     """On which no groups start"""
     totals: Totals = Totals()
     num_engine_restarts: int = 0
-    """Engine processes that there were before this one; its figures begin with itself"""
+    """Engine processes that ended unasked or hung; figures begin anew with each process"""
     last_engine_loss: str = ""
     """How the one before ended"""
 

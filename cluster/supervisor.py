@@ -134,6 +134,8 @@ class Supervisor:
             peer_timeout_s=plan.config.peer_timeout_s,
             log=log,
         )
+        self._num_engines = 1
+        """Processes that there were, one after the other"""
         self._num_engine_restarts = 0
         self._drained_nodes: tuple[str, ...] = ()
         self._upgrade = Upgrade(PROTOCOL_VERSION)
@@ -446,11 +448,13 @@ class Supervisor:
         if not was_asked:
             self._recovery = EngineRecovery(how, self._num_engine_restarts, now, now + pause_s)
         self._watch.expect("the engine", "has not said that it listens", now)
+        self._num_engines += 1
         launch = self._plan.engine(
             self._listens.front_address,
             self._listens.back_address,
             epochs=self._groups.epochs(),
             num_wanted=self._groups.num_wanted,
+            number=self._num_engines,
             num_restarts=self._num_engine_restarts,
             last_loss=how,
             drained_nodes=self._drained_nodes,

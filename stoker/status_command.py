@@ -52,10 +52,12 @@ def print_status(address: str, status: Status, http_address: str = "") -> None:
         console.print(f"HTTP at {http_address}")
     if status.num_engine_restarts:
         console.print(
-            f"engine process number {status.num_engine_restarts + 1}; the one before ended: "
-            f"{status.last_engine_loss}"
+            f"the engine was restarted {status.num_engine_restarts} times; the process before "
+            f"this one ended: {status.last_engine_loss}"
         )
-    groups = Table("group", "epoch", "state", "restarts", "running", "blocks", "cached", "steps", "steps/s")
+    groups = Table(
+        "group", "epoch", "state", "restarts", "running", "blocks", "cached", "steps", "steps/s"
+    )
     ranks = Table("rank", "stage", "state", "node", "pid", "device", "blocks", "weights")
     for group in status.groups:
         groups.add_row(*_group_row(group))

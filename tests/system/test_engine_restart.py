@@ -7,10 +7,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cluster.messages import Fault, InjectFault
 from scheduler.structured import StructuredOutputs
 from stoker import LLM, Client, RequestOutput, SamplingParams
+from stoker.chaos.link import ChaosLink
 from stoker.client import Handle
 from tests.system.served import greedy, settled
+from tests.worker.tiny_models import save_model
 
 pytestmark = [pytest.mark.model, pytest.mark.slow]
 
@@ -94,3 +97,34 @@ def test_answers_go_on_with_the_same_tokens_when_the_engine_is_killed_twice(
     log = capfd.readouterr().err
     assert log.count("was_loaded=False") == len(workers)
     assert log.count("engine_recovered") == 2
+
+
+def test_a_rank_that_waits_for_one_that_was_told_less_costs_the_group_a_restart(
+    tmp_path: Path, no_leaks: None
+) -> None:
+    """As when the engine ends between the sendings of one plan to two ranks."""
+    _, folder = save_model("llama", tmp_path)
+    with LLM(
+        folder,
+        backend="local",
+        tensor_parallel_size=2,
+        num_kv_blocks=64,
+        max_plans_in_flight=1,
+        allow_chaos=True,
+        recovery_s=600.0,
+        log_level="warning",
+    ) as llm:
+        client = llm.client
+        prompt, asked = [5, 6, 7], greedy(60, ignore_eos=True)
+        undisturbed = client.submit(prompt, asked).result(120.0)
+        with ChaosLink(client.address, key_file=llm.key_file) as chaos:
+            chaos.inject(InjectFault(fault=Fault(kind="miss"), group=0, rank=1))
+        handle = client.submit(prompt, asked)
+        time.sleep(1.0)  # rank 0 is in its collective, and nothing that ends by itself would come
+        engine_of(client).kill()
+        output = handle.result(240.0)
+
+        assert said([output]) == said([undisturbed])
+        (group,) = settled(client).groups
+        assert (group.epoch, client.status().num_engine_restarts) == (2, 1)
+        assert "rank" in group.message
