@@ -187,6 +187,7 @@ class Rig:
         max_waiting_requests: int = 100,
         max_plans_in_flight: int = 2,
         allow_chaos: bool = False,
+        poison_after: int = 2,
         journal: list[Record] | None = None,
     ) -> None:
         self.launch = EngineLaunch(
@@ -206,6 +207,7 @@ class Rig:
                 max_waiting_requests=max_waiting_requests,
                 max_plans_in_flight=max_plans_in_flight,
                 num_stages=num_stages,
+                poison_after=poison_after,
             ),
             step_timeout_s=step_timeout_s,
             start_timeout_s=start_timeout_s,
@@ -326,6 +328,13 @@ class Rig:
         self._scripts.append(script)
         thread.start()
         return script
+
+    def join_worker(self, name: str) -> None:
+        """Wait for the end of a worker (`WorkerLaunch.name`)."""
+        for thread in self._threads:
+            if thread.name == f"worker {name}":
+                thread.join(WAIT_S)
+                assert not thread.is_alive(), f"{name} does not end"
 
     def _run_worker(self, launch: WorkerLaunch, script: Script, node: str) -> None:
         host = WorkerHost(
