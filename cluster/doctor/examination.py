@@ -105,7 +105,12 @@ def examine_nodes(
 
 
 def scene_of(asked: Asked, here: Host, known: Survey, problem: str) -> Scene:
-    """What was learnt, as a scene; without nodes this host stands for them."""
+    """What was learnt, as a scene; without nodes this host stands for them.
+
+    A node of which nothing was learnt when time was up is silent as well.
+    """
+    heard = {host.node for host in known.hosts} | known.silent.keys()
+    unheard = [room.node for room in known.rooms if room.is_alive and room.node not in heard]
     return Scene(
         asked=asked,
         here=here,
@@ -113,7 +118,7 @@ def scene_of(asked: Asked, here: Host, known: Survey, problem: str) -> Scene:
         rooms=known.rooms,
         paths=known.paths,
         pairs=known.pairs,
-        silent=known.silent,
+        silent=known.silent | dict.fromkeys(unheard, "time was up before its facts came"),
         ray_problem=problem,
     )
 

@@ -181,6 +181,11 @@ def test_a_survey_that_was_cut_off_counts_up_to_its_last_whole_line() -> None:
     assert [room.node for room in known.rooms] == ["a"]
     assert problem == ""
 
+    scene = scene_of(Asked(num_groups=0, uses_ray=True), make_host(), known, problem)
+    (alarm,) = [finding for finding in examine(scene) if finding.level == "fail"]
+    assert (alarm.check, alarm.subject) == ("nodes", "node a")
+    assert "time was up before its facts came" in alarm.seen
+
 
 @pytest.mark.parametrize(
     ("said", "code", "words"),
