@@ -128,3 +128,30 @@ def test_a_rank_that_waits_for_one_that_was_told_less_costs_the_group_a_restart(
         (group,) = settled(client).groups
         assert (group.epoch, client.status().num_engine_restarts) == (2, 1)
         assert "rank" in group.message
+
+
+def test_actors_of_ray_outlive_the_engine(tmp_path: Path, no_leaks: None) -> None:
+    _, folder = save_model("llama", tmp_path)
+    with LLM(
+        folder,
+        backend="ray",
+        tensor_parallel_size=2,
+        num_kv_blocks=64,
+        allow_chaos=True,
+        recovery_s=600.0,
+        log_level="warning",
+    ) as llm:
+        client = llm.client
+        prompt, asked = [5, 6, 7], greedy(60, ignore_eos=True)
+        undisturbed = client.submit(prompt, asked).result(120.0)
+        workers = pids(client)
+        with ChaosLink(client.address, key_file=llm.key_file) as chaos:
+            chaos.inject(InjectFault(fault=Fault(kind="slow", seconds=0.05, count=60), group=0))
+        handle = client.submit(prompt, asked)
+        wait_for_tokens([handle], 5)
+        engine_of(client).kill()
+        output = handle.result(240.0)
+
+        assert said([output]) == said([undisturbed])
+        assert pids(client) == workers
+        assert [group.epoch for group in settled(client).groups] == [1]
