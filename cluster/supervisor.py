@@ -496,14 +496,9 @@ class Supervisor:
             self._log.warning("engine_recovered", **self._recovery.serves(time.monotonic()))
             self._recovery = None
         self._may_be_up()
-        self._groups_changed()
+        self._do(self._upgrade.serves())
 
     # --- upgrades ---
-
-    def _groups_changed(self) -> None:
-        """An upgrade goes on when every group that is wanted serves."""
-        if self._groups.num_ready >= self._groups.num_wanted:
-            self._do(self._upgrade.serves())
 
     def _upgrade_asked(self, reason: str) -> None:
         """Replace what runs by what is installed now."""
@@ -581,7 +576,6 @@ class Supervisor:
             raise StartFailed(message)
         if not self._groups.num_wanted:
             raise ClusterLost(message)
-        self._groups_changed()
 
     # --- end ---
 

@@ -1,7 +1,7 @@
 """New code for a cluster that serves, in place: the engine core, the groups, the API servers.
 
     idle ──asked──> prepare ──the new core is loaded──> hand_over ──the old one has ended──┐
-    idle <── servers <──each group has come back── renew <──groups serve with it── take_over
+    idle <── servers <──each group has come back── renew <──a group serves with it── take_over
 
 Nothing is there twice but one core and one API server at a time. Pure: it is told what happens, and
 says what to do next; `failure` says why it was given up, which leaves what came so far as it is.
@@ -68,7 +68,7 @@ class Upgrade:
             self.phase = "take_over"
 
     def serves(self) -> list[Step]:
-        """All groups take plans of the present core."""
+        """A group takes plans of the present core; those that do not yet come back as new ones."""
         if self.phase != "take_over":
             return []
         self.phase = "renew"
