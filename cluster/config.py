@@ -263,7 +263,9 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ] = 2
     no_workers_s: Annotated[
         TimeOrNone,
-        setting("How long requests wait while no group serves but one may come back."),
+        setting(
+            "How long requests without a token wait while no group serves but one may come back."
+        ),
     ] = 30.0
 
     longest_restart_pause_s: Annotated[

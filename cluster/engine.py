@@ -684,7 +684,7 @@ class Engine:
 
     def _end_waiting(self, now: float) -> None:
         """No group takes plans, and none did for too long, or none will: refuse who waits and who
-        comes, until one does."""
+        comes, until one does. Streams that have begun wait on while one may come."""
         has_hope = any(group.has_hope for group in self._groups.values())
         why = f"no worker group is left: {self._shortage.why}"
         if has_hope:
@@ -694,7 +694,7 @@ class Engine:
             )
         self._front.lack_workers(why, RETRY_AFTER_S if has_hope else None, now)
         if self._scheduler is not None:
-            self._news += self._scheduler.fail_waiting(why, now)
+            self._news += self._scheduler.fail_waiting(why, now, begun=not has_hope)
 
     # --- status and end ---
 

@@ -201,9 +201,10 @@ class Scheduler:
         for sequence in [s for (owner, _), s in self.live.items() if owner == client]:
             self._end(sequence, Finish.ABORT, now)
 
-    def fail_waiting(self, message: str, now: float) -> list[Outgoing]:
-        """End all that wait, since nothing will compute them any more."""
-        return self.end_early([s.serial for s in self.waiting], Finish.ERROR, message, now)
+    def fail_waiting(self, message: str, now: float, *, begun: bool) -> list[Outgoing]:
+        """End those that wait and have no token yet, and the `begun` ones too if so asked."""
+        ending = [s.serial for s in self.waiting if begun or len(s.tokens) == s.num_prompt]
+        return self.end_early(ending, Finish.ERROR, message, now)
 
     def next_deadline(self) -> float | None:
         """When `expire` must be called next."""
