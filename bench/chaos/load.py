@@ -12,8 +12,11 @@ import httpx
 from bench.chaos.calls import Call
 from stoker import Client, RequestOutput
 
-ANSWER_S = 300.0
+ANSWER_S = 1200.0
 """Without news for so long, a stream counts as dropped."""
+
+RETRY_S = 0.5
+"""Before a call is made again that was sent away at once: while the engine is another one."""
 
 
 @dataclass(slots=True)
@@ -140,17 +143,27 @@ class Load:
         answer.text = [""] * call.sampling.n
         url = f"{self._http_address}/v1/completions"
         try:
-            with httpx.stream("POST", url, json=_body_of(call), timeout=ANSWER_S) as response:
-                if response.status_code != httpx.codes.OK:
-                    answer.error = f"HTTP {response.status_code}: {response.read().decode()}"
-                    return answer
-                for line in response.iter_lines():
-                    _take_line(line, answer)
+            while not _was_answered(url, call, answer):
+                time.sleep(RETRY_S)
+                answer.at = [time.monotonic()]
         except httpx.HTTPError as error:
             answer.error = f"{type(error).__name__}: {error}"
         if not answer.error and not all(answer.finish):
             answer.error = "the stream ended before its end"
         return answer
+
+
+def _was_answered(url: str, call: Call, answer: Answer) -> bool:
+    """Make a call; False if it should be made again later, as any client would."""
+    with httpx.stream("POST", url, json=_body_of(call), timeout=ANSWER_S) as response:
+        if response.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+            return False
+        if response.status_code != httpx.codes.OK:
+            answer.error = f"HTTP {response.status_code}: {response.read().decode()}"
+            return True
+        for line in response.iter_lines():
+            _take_line(line, answer)
+    return True
 
 
 def _body_of(call: Call) -> dict[str, object]:
