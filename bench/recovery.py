@@ -69,7 +69,7 @@ def kill_ranks(served: Served, num_kills: int, num_streams: int) -> list[float]:
             storm = Storm(link, watch, reports.append, watch_s=10.0, mend_s=MEND_S)
             for number in range(num_kills):
                 storm.wait_whole()
-                storm.pause(2.0)
+                storm.pause(4.0)  # for streams to go on, which is when a recovery is over
                 kills.append(time.monotonic())
                 asked = InjectFault(fault=Fault(kind="kill"), group=0, rank=number % 2)
                 storm.let_happen(Order("kill", asked))
