@@ -29,7 +29,10 @@ from stoker.chaos.storm import FaultReport, Storm
 from stoker.chaos.watch import ClusterWatch
 
 SIZES = ("--tensor-parallel-size", "2", "--num-kv-blocks", "256", "--max-model-len", "1024")
-READY = ("--max-restarts", "1000000", "--longest-restart-pause-s", "0")
+READY = (
+    *("--max-restarts", "1000000", "--longest-restart-pause-s", "0"),
+    *("--poison-after", "0", "--no-workers-s", "3600"),
+)
 UNREADY = ("--max-restarts", "0", "--no-warm-weights", "--poison-after", "1000000")
 PROMPT = list(range(1000, 1200))
 MEND_S = 120.0
