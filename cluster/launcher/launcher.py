@@ -17,12 +17,20 @@ from msgspec import Struct
 from cluster.config import config_from, is_http_setting
 from cluster.errors import RemoteError, StartFailed
 from cluster.launcher.cluster_file import ClusterFile
-from cluster.launcher.ray_file import exports, folder_on_nodes, ray_environment, ray_file
+from cluster.launcher.ray_file import (
+    NOT_SOURCE,
+    exports,
+    folder_on_nodes,
+    ray_environment,
+    ray_file,
+)
+from cluster.launcher.ray_log import last_words
 from cluster.launcher.remote import Remote
 
 QUICK_S = 30.0
 """For a command that only looks."""
 
+COPY_S = 120.0
 RAY_STOP_S = 60.0
 RAY_DOWN_S = 120.0
 GRACE_S = 30.0
@@ -126,19 +134,40 @@ class Launcher:
             token.touch(mode=0o600)
             token.write_text(secrets.token_hex(32))
         config = self._state / "ray.yaml"
-        config.write_text(json.dumps(ray_file(self._file, str(token)), indent=2))
+        config.write_text(json.dumps(ray_file(self._file, str(token), self._source()), indent=2))
         self._say(f"ray up (its log: {self._state / 'ray.log'})")
         words = ("up", "-y", "--no-config-cache", str(config))
         if not self._run_ray(*words, timeout_s=self._file.nodes.start_timeout_s):
-            raise StartFailed(f"`ray up` failed:\n{_tail(self._state / 'ray.log')}")
+            log = (self._state / "ray.log").read_text(encoding="utf-8", errors="replace")
+            raise StartFailed(f"`ray up` failed:\n{last_words(log, TAIL_LINES)}")
+
+    def _source(self) -> str:
+        """A copy of the source alone: Ray reads all of a folder that it takes to the nodes, also
+        what it leaves out, and beside the source there may be environments and models."""
+        given = self._file.nodes.source
+        if not given:
+            return ""
+        copy = self._state / "source"
+        ends = (f"{Path(given).expanduser()}/", str(copy))
+        without = [f"--exclude={pattern}" for pattern in NOT_SOURCE]
+        line = ["rsync", "--archive", "--delete", *without, *ends]
+        try:
+            subprocess.run(line, check=True, capture_output=True, timeout=COPY_S)
+        except (OSError, subprocess.SubprocessError) as error:
+            said = getattr(error, "stderr", None) or str(error).encode()
+            raise RemoteError(
+                f"cannot copy Stoker's source {given}: {said.decode(errors='replace').strip()}"
+            ) from error
+        return str(copy)
 
     def _run_ray(self, *words: str, timeout_s: float) -> bool:
         """Whether `ray ...` on this machine ended well and in time; its log is kept."""
-        ray = Path(sys.executable).with_name("ray")
+        # Unbuffered: what Ray says and what the commands say that it runs come in their order.
+        ray = [sys.executable, "-u", "-m", "ray.scripts.scripts"]
         with (self._state / "ray.log").open("ab") as log:
             try:
                 done = subprocess.run(
-                    [str(ray), *words],
+                    [*ray, *words],
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -289,11 +318,6 @@ def _wait_for_serve(folder: str, limit_s: float) -> str:
 def _as_toml(settings: dict[str, object]) -> str:
     """Plain values at the top level; JSON's texts, numbers and lists of them are TOML's too."""
     return "".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items())
-
-
-def _tail(path: Path) -> str:
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    return "\n".join(lines[-TAIL_LINES:])
 
 
 def _write_private(path: Path, text: str) -> None:

@@ -19,6 +19,9 @@ WORKER_ENVIRONMENT = {
     "RAY_gcs_rpc_server_reconnect_timeout_s": "10",
 }
 
+NOT_SOURCE = [".*", "/build", "/models", "__pycache__"]
+"""What of the source's folder stays here, as patterns of rsync; / is that folder."""
+
 
 def folder_on_nodes(file: ClusterFile) -> str:
     return f"~/.stoker/{file.name}"
@@ -38,20 +41,21 @@ def exports(environment: dict[str, str]) -> str:
     return "export " + " ".join(f'{name}="{value}"' for name, value in environment.items())
 
 
-def ray_file(file: ClusterFile, token_file: str) -> dict[str, object]:
+def ray_file(file: ClusterFile, token_file: str, source: str) -> dict[str, object]:
     """The configuration; Ray reads YAML, and so its JSON.
 
     Args:
         token_file: path, here, of the secret of this Ray.
+        source: folder, here, with Stoker's source alone; "" if nodes have Stoker.
     """
     nodes = file.nodes
     install = (
         f"python3 -m venv ~/.stoker/venv && {nodes.bin}/pip install --quiet "
-        "--constraint ~/.stoker/source/requirements.lock ~/.stoker/source"
+        "--no-compile --constraint ~/.stoker/source/requirements.lock ~/.stoker/source"
     )
     mounts = {f"{folder_on_nodes(file)}/ray_token": token_file}
-    if nodes.source:
-        mounts["~/.stoker/source"] = nodes.source
+    if source:
+        mounts["~/.stoker/source"] = source
     cpus = "" if nodes.num_cpus is None else f" --num-cpus={nodes.num_cpus}"
     options = f"{cpus} --disable-usage-stats " + shlex.join(nodes.ray_options)
     ray = ray_environment(file)
@@ -64,10 +68,8 @@ def ray_file(file: ClusterFile, token_file: str) -> dict[str, object]:
         },
         "auth": {"ssh_user": nodes.ssh_user, "ssh_private_key": nodes.ssh_key},
         "file_mounts": mounts,
-        "rsync_exclude": [".*", "build", "models", "__pycache__"],
-        "setup_commands": [f"test -x {nodes.bin}/stoker || {{ {install}; }}"]
-        if nodes.source
-        else [],
+        "rsync_exclude": NOT_SOURCE,
+        "setup_commands": [f"test -x {nodes.bin}/stoker || {{ {install}; }}"] if source else [],
         "head_start_ray_commands": [
             f"{exports(ray)}; ray stop",
             f"{exports({**ray, **HEAD_ENVIRONMENT})}; ray start --head --port={nodes.ray_port} "

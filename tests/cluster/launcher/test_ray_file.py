@@ -1,6 +1,9 @@
 """Files for `ray up`, checked as `ray up` checks them, without a machine."""
 
 import json
+import shutil
+import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -8,7 +11,7 @@ import yaml
 from ray.autoscaler._private.util import prepare_config, validate_config
 
 from cluster.launcher.cluster_file import read_cluster_file
-from cluster.launcher.ray_file import HEAD_ENVIRONMENT, ray_file
+from cluster.launcher.ray_file import HEAD_ENVIRONMENT, NOT_SOURCE, ray_file
 from scheduler.errors import ConfigError
 from tests.nodes.rig import ROOT
 
@@ -35,10 +38,30 @@ def test_case_114_ray_accepts_the_files_that_we_ship(path: Path) -> None:
 def test_ray_accepts_what_the_example_of_stoker_up_becomes() -> None:
     file = read_cluster_file(DEPLOY / "cluster.toml")
 
-    found = prepared(json.dumps(ray_file(file, "/tmp/token")))
+    found = prepared(json.dumps(ray_file(file, "/tmp/token", "/tmp/source")))
 
     assert found["provider"]["head_ip"] == file.nodes.head
     assert found["max_workers"] == len(file.nodes.workers)
+
+
+@pytest.mark.skipif(shutil.which("rsync") is None, reason="there is no rsync here")
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_what_goes_to_the_nodes_is_all_that_pip_needs_and_no_model(
+    path: Path, tmp_path: Path
+) -> None:
+    source, there = tmp_path / "source", tmp_path / "there"
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    packages = [name.replace(".", "/") for name in project["tool"]["setuptools"]["packages"]]
+    for folder in (*packages, ".venv", "build", "models/smollm2"):
+        (source / folder).mkdir(parents=True, exist_ok=True)
+    excluded = prepared(path.read_text(encoding="utf-8"))["rsync_exclude"]
+    options = [f"--exclude={pattern}" for pattern in excluded]
+
+    subprocess.run(["rsync", "--archive", *options, f"{source}/", there], check=True)
+
+    assert [name for name in packages if not (there / name).is_dir()] == []
+    assert not [name for name in (".venv", "build", "models") if (there / name).exists()]
+    assert excluded == NOT_SOURCE
 
 
 def test_the_shipped_file_and_stoker_up_start_rays_head_with_the_same_settings() -> None:
