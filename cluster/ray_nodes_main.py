@@ -11,19 +11,22 @@ import time
 from pathlib import Path
 
 from cluster.errors import BackendError
+from cluster.launcher.ray_log import last_failure
 from cluster.logs import EventLog
 from cluster.ray_backend import RayBackend
 
 MONITOR_LOGS = Path("/tmp/ray/session_latest/logs")
-MONITOR_LINES = 15
+MONITOR_LINES = 25
 LOOK_S = 1.0
 
 TELLING = {
     "monitor.log": re.compile(r".*\b(WARN|ERR|Error)"),  # the rest is a table, every few seconds
-    "monitor.out": re.compile(r"(?!.*\b(V*INFO|SUCC)\b).*\S"),
     "monitor.err": re.compile(r"(?!Shared connection to|Warning: Permanently added).*\S"),
 }
 """How lines begin in each log that are not of every start."""
+
+COMMANDS = "monitor.out"
+"""The log of what it does on nodes; with what commands said there."""
 
 
 def main() -> int:
@@ -59,14 +62,16 @@ def main() -> int:
 
 def monitor_log(folder: Path) -> str:
     """What Ray's autoscaler said last that is not of every start."""
-    found = []
+    told = {COMMANDS: last_failure(_text(folder / COMMANDS), MONITOR_LINES)}
     for name, telling in TELLING.items():
-        path = folder / name
-        if path.is_file():
-            lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-            told = [line for line in lines if telling.match(line)][-MONITOR_LINES:]
-            found += [f"The end of {path}:", *told] if told else []
+        lines = [line for line in _text(folder / name).splitlines() if telling.match(line)]
+        told[name] = "\n".join(lines[-MONITOR_LINES:])
+    found = [f"The end of {folder / name}:\n{text}" for name, text in told.items() if text]
     return "\n".join(found) or f"Ray's autoscaler has told of nothing unusual in {folder}."
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What went wrong, out of the log of `ray up`: its last command on a node, and what that said.
+"""What went wrong, out of a log of Ray's launcher: its last command on a node, and what that said.
 
 The rest is left out: each step that Ray takes, Python's traces of Ray, and colours.
 """
@@ -7,6 +7,7 @@ import re
 
 RAYS_OWN = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+\s+(?P<level>[A-Z]+) \S+ -- (?P<text>.*)")
 COMMAND = "Running `"
+FAILED = "New status: update-failed"
 ERRORS = ("ERR", "PANIC")
 TRACE = "Full traceback"
 RULER = "!!!"
@@ -30,3 +31,9 @@ def last_words(log: str, max_lines: int) -> str:
         elif own["level"] in ERRORS and text != RULER and not in_trace:
             said.append(text)
     return "\n".join([command, *said[-max_lines:]]).strip()
+
+
+def last_failure(log: str, max_lines: int) -> str:
+    """The last command that failed, though Ray has begun anew; if none did, the last one."""
+    before, failed, after = log.rpartition(FAILED)
+    return last_words(before + failed if failed else after, max_lines)

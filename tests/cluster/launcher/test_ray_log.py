@@ -1,6 +1,6 @@
-"""The log of `ray up`, as Ray 2.60 writes it."""
+"""Logs of Ray's launcher, as Ray 2.60 writes it."""
 
-from cluster.launcher.ray_log import last_words
+from cluster.launcher.ray_log import last_failure, last_words
 
 STAMP = "2026-12-01 00:02:13,187\t"
 FAILED = f"""\
@@ -48,3 +48,16 @@ def test_a_command_that_says_much_is_shown_with_the_end_of_it() -> None:
 def test_a_log_without_a_command_is_shown_as_it_is() -> None:
     assert last_words("ray: not found\n", 25) == "ray: not found"
     assert last_words("", 25) == ""
+
+
+def test_the_last_failure_is_told_though_ray_has_begun_anew() -> None:
+    again = f"{STAMP}VINFO command_runner.py:399 -- Running `uptime`\n"
+
+    assert last_failure(FAILED + again, 25).splitlines() == [
+        "Running `pip install ~/.stoker/source`",
+        "  error: subprocess-exited-with-error",
+        "      ERROR: No matching distribution found for setuptools>=77",
+        "Shared connection to 10.0.0.1 closed.",
+        "New status: update-failed",
+    ]
+    assert last_failure(again, 25) == "Running `uptime`"
