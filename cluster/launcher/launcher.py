@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import re
 import secrets
+import shlex
 import shutil
 import subprocess
 import sys
@@ -44,7 +46,8 @@ RAY_FOLDER = Path("/tmp/ray")
 TAIL_LINES = 25
 
 OURS = (
-    r"raylet|gcs_server|ray::|ray/_private|ray/dashboard|ray/autoscaler|stoker serve|-m cluster\."
+    r"raylet|gcs_server|ray::|ray/_private|ray/dashboard|ray/autoscaler|ray start|stoker serve"
+    r"|-m cluster\."
 )
 """How command lines look of what a cluster runs on a node."""
 
@@ -255,6 +258,7 @@ class Launcher:
             return
         stop = f"{bin_}/ray stop --grace-period=10 || {bin_}/ray stop --force || true"
         node.run(f"{self._ray}; {{ {stop}; }} >/dev/null 2>&1", timeout_s=RAY_STOP_S)
+        node.run(f"{_end_joining(self._file)} || true", timeout_s=QUICK_S)
         deadline = time.monotonic() + GRACE_S
         while left := node.run(_left(), timeout_s=QUICK_S).strip():
             if time.monotonic() > deadline:
@@ -294,6 +298,15 @@ def _end_serve(folder: str, limit_s: float) -> str:
         f"for turn in $(seq {int(limit_s * 2)}); do kill -0 $pid 2>/dev/null || exit 0; "
         "sleep 0.5; done; kill -KILL -- -$pid"
     )
+
+
+def _end_joining(file: ClusterFile) -> str:
+    """Ends what brought a worker into Ray, which `ray stop` may leave waiting for ever.
+
+    The brackets keep it from ending the shell that runs it.
+    """
+    line = f"[r]ay start --block --address={re.escape(file.nodes.head)}:{file.nodes.ray_port} "
+    return f"pkill -u $(id -u) -f {shlex.quote(line)}"
 
 
 def _remove_files(folder: str) -> str:
