@@ -53,9 +53,9 @@ def test_ranks_that_come_back_serve_under_the_same_epoch() -> None:
     group = make_group(ready_before())
 
     assert greet(group, 1) == []
-    assert greet(group, 0) == [LetLoad((peer(1, EPOCH), peer(0, EPOCH)))]
+    assert greet(group, 0) == [LetLoad(0, (peer(1, EPOCH), peer(0, EPOCH)))]
     assert hello(group, 0) == []
-    assert hello(group, 1) == [SizePool((peer(0, EPOCH), peer(1, EPOCH)), 10)]
+    assert hello(group, 1) == [SizePool(0, (peer(0, EPOCH), peer(1, EPOCH)), 10)]
     assert group.ready(peer(0, EPOCH), 1.0) == []
     assert group.ready(peer(1, EPOCH), 1.0) == [Serve(0, EPOCH, 10)]
     assert group.next_deadline is None
@@ -100,7 +100,7 @@ def test_a_rank_that_greets_again_lets_only_itself_load() -> None:
     greet(group, 0)
     greet(group, 1)
     again = group.greet(b"again", make_greeting(0, epoch=EPOCH), "", 2.0)
-    assert again == [LetLoad((b"again",))]
+    assert again == [LetLoad(0, (b"again",))]
 
 
 Event = Callable[[WorkerGroup], list[Instruction]]

@@ -22,9 +22,10 @@ def restart(rig: Rig, supervisor: TestSupervisor, script: Script | None = None) 
 
 
 def test_a_recovery_leaves_one_line_with_its_phases_and_counts_in_the_metrics(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    caplog.set_level(logging.INFO)
+    caplog.set_level(logging.INFO, logger="stoker")
+    monkeypatch.setattr(logging.getLogger("stoker"), "propagate", True)
     with Rig(tmp_path, max_restarts=1) as rig:
         rig.start_worker(Script(raise_at_step=8))
         supervisor, client = rig.supervisor(), rig.client()

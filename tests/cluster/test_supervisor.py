@@ -261,7 +261,7 @@ def test_tcp_sockets_are_encrypted_unless_said_otherwise_and_open_to_the_key_fil
         stranger.link.wait_connected(10.0)
     stranger.close()
     cluster.wait_for("connections_turned_away")
-    assert client.status().totals.num_turned_away == 1
+    assert client.status().totals.num_turned_away >= 1  # it dials again until it is closed
     secret = read_key_file(cluster.key_file).secret
     assert cluster.end() == 0
     assert secret not in cluster.text

@@ -1,10 +1,12 @@
 """What a caller may not do to the server or to others: cases 123, 124, 126 and 128."""
 
+import contextlib
 import json
 import socket
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import psutil
@@ -203,6 +205,13 @@ def test_case_128_prefixes_are_shared_only_within_one_salt(http: httpx.Client) -
     assert refused.json()["error"]["param"] == "cache_salt"
 
 
+def connections_of(process: psutil.Process) -> list[Any]:
+    """Of a process that may have ended since it was listed."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return process.net_connections("inet")
+    return []
+
+
 def test_nothing_listens_but_http_and_that_on_loopback(
     served: Serving, engine_client: Client
 ) -> None:
@@ -211,7 +220,7 @@ def test_nothing_listens_but_http_and_that_on_loopback(
     listening = {
         one.laddr
         for process in family
-        for one in process.net_connections("inet")
+        for one in connections_of(process)
         if one.status == psutil.CONN_LISTEN
     }
     assert listening == {served.host_and_port}
