@@ -296,7 +296,7 @@ def test_hellos_of_the_wrong_rank_group_or_epoch_change_nothing(rig: Rig) -> Non
 
 
 def test_a_second_supervisor_is_refused_and_its_end_ends_nothing(rig: Rig) -> None:
-    rig.supervisor()
+    rig.supervisor().next_of(messages.GroupReady)
     with Neighbour(rig):
         second = TestSupervisor(rig.back, KEY, rig.back_keys)
         assert "already" in second.next_of(messages.Refusal).message

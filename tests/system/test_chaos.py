@@ -35,6 +35,7 @@ def check(result: Result) -> None:
     assert [fault.sentence() for fault in result.faults if fault.is_broken] == []
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_nobody_is_harmed_by_a_few_random_faults(smollm2: Path, tmp_path: Path) -> None:
     config = StormConfig(

@@ -81,6 +81,7 @@ def wait_for_epoch(llm: LLM, group: int, epoch: int) -> None:
     raise AssertionError(f"group {group} is {found.state} at epoch {found.epoch}")
 
 
+@pytest.mark.slow
 def test_a_rank_that_was_killed_comes_back_with_the_weights_of_the_one_before(
     tiny: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
