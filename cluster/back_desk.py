@@ -85,21 +85,20 @@ class SupervisorLeft:
     """Nobody starts and ends processes for us any more."""
 
 
-BackEvent: TypeAlias = (
+GroupEvent: TypeAlias = (
     WorkerGreeted
     | RankPhase
     | WorkerCame
     | WorkerAllocated
-    | WorkerAnswered
     | WorkerLeft
     | WorkerFailed
     | GroupStopped
-    | StartPhases
-    | Shutdown
-    | UpgradeNews
-    | HandOver
     | RenewGroups
-    | SupervisorLeft
+)
+"""What happens to worker groups, beside their answers."""
+
+BackEvent: TypeAlias = (
+    GroupEvent | WorkerAnswered | StartPhases | Shutdown | UpgradeNews | HandOver | SupervisorLeft
 )
 
 FromSupervisor = (

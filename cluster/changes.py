@@ -1,7 +1,7 @@
 """What may be changed of the worker groups while the cluster serves, and who does it.
 
-The engine asks here when a client wants a change, and whenever time has passed; it follows the
-instructions of the groups' state machines that come back.
+The group desk asks here when a client wants a change, and whenever time has passed; the
+instructions of the groups' state machines that come back are followed.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -83,11 +83,6 @@ class GroupChanges:
     def drained_nodes(self) -> tuple[str, ...]:
         """That take no groups."""
         return self._drains.nodes
-
-    @property
-    def model_dir(self) -> Path:
-        """Whose weights groups load that start now."""
-        return self._reload.model_dir
 
     @property
     def next_deadline(self) -> float | None:

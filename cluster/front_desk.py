@@ -1,11 +1,14 @@
 """What the engine says to clients: hellos, requests, news, and its own opening and closing.
 
 The desk judges nothing about a request but whether it can be read and whether the engine takes
-requests now; the rest is the scheduler's.
+requests now; the rest is the scheduler's. What clients ask of the engine itself is handed on.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
+from typing import TypeAlias
+
+from msgspec.structs import replace
 
 from cluster.clients import Clients
 from cluster.errors import WireError
@@ -16,22 +19,14 @@ from cluster.messages import (
     CancelByLabel,
     Cancelled,
     Change,
-    Changed,
     ClientHello,
-    ClusterUpgraded,
-    DrainNode,
-    EngineMetrics,
     EngineStarting,
     EngineStopping,
-    FaultInjected,
     FromClient,
     InjectFault,
     MetricsRequest,
     Refusal,
-    ReloadModel,
-    ScaleGroups,
     ServerInfo,
-    Status,
     StatusRequest,
     ToClient,
     TokenizerRequest,
@@ -50,6 +45,9 @@ def is_worth_a_line(total: int) -> bool:
     return total & (total - 1) == 0
 
 
+Wish: TypeAlias = Change | UpgradeCluster | InjectFault | MetricsRequest | StatusRequest
+"""What clients ask of the engine, not of the desk or the scheduler."""
+
 _LOADING = "the model is being loaded; requests are taken when it is"
 
 
@@ -60,20 +58,21 @@ class FrontDesk:
         self,
         link: ServerLink,
         tokenizer: TokenizerFiles | None,
-        status: Callable[[float], Status],
-        metrics: Callable[[float], EngineMetrics],
-        change: Callable[[Change, float], Changed],
-        upgrade: Callable[[UpgradeCluster], ClusterUpgraded],
-        inject: Callable[[InjectFault, float], FaultInjected],
+        info: ServerInfo,
         log: EventLog,
         steps: StepFeed,
     ) -> None:
+        """
+        Args:
+            tokenizer: None: the model has none.
+            info: for clients; the limits of the model are filled in when a group has said them.
+        """
         self._link = link
         self._tokenizer_frame = None if tokenizer is None else TO_CLIENT.encode(tokenizer)
-        self._status, self._metrics, self._change = status, metrics, change
-        self._inject, self._upgrade = inject, upgrade
+        self._outline = info
         self._log = log
         self._steps = steps
+        self._news: list[Outgoing] = []
         self.clients = Clients(link, log)
         self.num_dropped = 0
         """Messages that could not be read, or came from peers without a hello."""
@@ -89,8 +88,12 @@ class FrontDesk:
 
     # --- what the engine does with it ---
 
-    def open(self, scheduler: Scheduler, info: ServerInfo, now: float) -> None:
+    def open(self, scheduler: Scheduler, now: float) -> None:
         """Requests are taken from now on; clients who came early are told."""
+        model = scheduler.model
+        info = replace(
+            self._outline, max_model_len=model.max_model_len, vocab_size=model.vocab_size
+        )
         is_news = self._info != info or self._no_workers != ""
         self._scheduler, self._info, self._no_workers = scheduler, info, ""
         if is_news:
@@ -109,7 +112,7 @@ class FrontDesk:
             handle = sequence.request.handle
             self._scheduler.abort(sequence.client, [handle], now)
             self._count_refused("no_workers")
-            self._send(sequence.client, self._lacks(handle), now)
+            self.send(sequence.client, self._lacks(handle), now)
 
     def _lacks(self, handle: int) -> Rejection:
         return Rejection(
@@ -129,8 +132,9 @@ class FrontDesk:
         self._stopping = EngineStopping(message=message, hands_over=True)
         self._tell_all(self._stopping, now)
 
-    def receive(self, now: float) -> None:
-        """Take in who left and what was sent."""
+    def receive(self, now: float) -> Iterator[tuple[int, Wish]]:
+        """Take in who left and what was sent; what is not for the desk comes with its client, to
+        be answered."""
         for peer, frame in self._link.receive():
             if frame is None:
                 self._forget(self.clients.left(peer), now)
@@ -140,15 +144,27 @@ class FrontDesk:
             except WireError as error:
                 self._refuse_unreadable(peer, frame, error)
             else:
-                self._take(peer, message, now)
+                wish = self._take(peer, message, now)
+                if wish is not None:
+                    yield wish
 
-    def deliver(self, news: Iterable[Outgoing], now: float) -> None:
-        """Send each client its batch; one who cannot take it loses its requests."""
+    def send(self, client: int, message: ToClient, now: float) -> None:
+        """Answer a wish, or say something unasked; who cannot take it loses its requests."""
+        if not self.clients.send(client, message, now):
+            self._forget(client, now)
+
+    def queue(self, news: Iterable[Outgoing]) -> None:
+        """Keep it for `deliver`: workers get their plans first."""
+        self._news += news
+
+    def deliver(self, now: float) -> None:
+        """Send each client what was queued for it, and the steps to those who watch."""
+        news, self._news = self._news, []
         for outgoing in news:
-            self._send(outgoing.client, outgoing.batch, now)
+            self.send(outgoing.client, outgoing.batch, now)
         if steps := self._steps.news(self._scheduler, now):
             for client in self._steps.watchers:
-                self._send(client, steps, now)
+                self.send(client, steps, now)
 
     @property
     def next_deadline(self) -> float | None:
@@ -160,14 +176,14 @@ class FrontDesk:
 
     # --- messages ---
 
-    def _take(self, peer: bytes, message: FromClient, now: float) -> None:
+    def _take(self, peer: bytes, message: FromClient, now: float) -> tuple[int, Wish] | None:
         if isinstance(message, ClientHello):
             self._greet(peer, message, now)
-            return
+            return None
         client = self.clients.number_of(peer)
         if client is None:
             self._refuse(peer, "no_hello", "say ClientHello first; if you did, you were cut off")
-            return
+            return None
         match message:
             case Request():
                 self._submit(client, message, now)
@@ -176,22 +192,15 @@ class FrontDesk:
                     self._scheduler.abort(client, message.handle.tolist(), now)
             case CancelByLabel(label=label):
                 self._cancel(client, label, now)
-            case ScaleGroups() | DrainNode() | ReloadModel():
-                self._send(client, self._change(message, now), now)
-            case UpgradeCluster():
-                self._send(client, self._upgrade(message), now)
-            case InjectFault():
-                self._send(client, self._inject(message, now), now)
-            case MetricsRequest():
-                self._send(client, self._metrics(now), now)
-            case StatusRequest():
-                self._send(client, self._status(now), now)
             case TokenizerRequest():
                 self._send_tokenizer(peer)
             case WatchSteps(enabled=True):
                 self._steps.watch(client)
             case WatchSteps():
                 self._steps.leave(client)
+            case _:
+                return client, message
+        return None
 
     def _greet(self, peer: bytes, hello: ClientHello, now: float) -> None:
         if hello.protocol != PROTOCOL_VERSION:
@@ -209,7 +218,7 @@ class FrontDesk:
             answer = self._stopping
         elif self._info is not None:
             answer = self._info
-        self._send(client, answer, now)
+        self.send(client, answer, now)
 
     def _submit(self, client: int, request: Request, now: float) -> None:
         answer: Rejection | TokenBatch | None = self._why_closed(request.handle)
@@ -225,7 +234,7 @@ class FrontDesk:
                 "request_refused", client=client, handle=request.handle, reason=answer.reason
             )
         if answer is not None:
-            self._send(client, answer, now)
+            self.send(client, answer, now)
 
     def _cancel(self, client: int, label: str, now: float) -> None:
         """End the requests of that label, of any client, and tell the one who asked."""
@@ -240,9 +249,10 @@ class FrontDesk:
             ]
             # Without a message: with one, the engine itself would have given them up.
             ends = self._scheduler.end_early(serials, Finish.ABORT, "", now)
-            self.deliver(ends, now)
+            for outgoing in ends:
+                self.send(outgoing.client, outgoing.batch, now)
         self._log.info("requests_cancelled", client=client, label=label[:64], count=len(serials))
-        self._send(client, Cancelled(label, len(serials)), now)
+        self.send(client, Cancelled(label, len(serials)), now)
 
     def _why_closed(self, handle: int) -> Rejection | None:
         if self._stopping is not None:
@@ -296,13 +306,9 @@ class FrontDesk:
     def _count_refused(self, reason: str) -> None:
         self.refused[reason] = self.refused.get(reason, 0) + 1
 
-    def _send(self, client: int, message: ToClient, now: float) -> None:
-        if not self.clients.send(client, message, now):
-            self._forget(client, now)
-
     def _tell_all(self, message: ToClient, now: float) -> None:
         for client in self.clients.numbers:
-            self._send(client, message, now)
+            self.send(client, message, now)
 
     def _forget(self, client: int | None, now: float) -> None:
         """Drop every request of a client that is gone."""

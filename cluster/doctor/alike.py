@@ -1,5 +1,6 @@
 """Whether two nodes can bear ranks of one group: the same versions, and the same model."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from cluster.doctor.host_checks import differing_model, differing_versions
@@ -27,6 +28,28 @@ def why_not_alike(theirs: NodeFacts, ours: NodeFacts) -> str:
     if ours.model_digest:
         problems += differing_model(host, leader)
     return "; ".join(f"{p.subject} {p.seen}. Fix: {p.fix}" for p in problems)
+
+
+class Leader:
+    """The engine's host, whom all others must equal; looked at when the first of them comes."""
+
+    def __init__(self, ask: Callable[[Path], NodeFacts] | None, model_dir: Path) -> None:
+        """`ask`: its facts, with those of a model's folder; None: nothing must be equal."""
+        self._ask = ask
+        self._model_dir = model_dir
+        self._facts: NodeFacts | None = None
+
+    def use(self, model_dir: Path) -> None:
+        """Groups load what is in this folder from now on."""
+        self._model_dir, self._facts = model_dir, None
+
+    def difference(self, theirs: NodeFacts) -> str:
+        """Why a worker's node cannot be one of ours; empty if it can."""
+        if self._ask is None:
+            return ""
+        if self._facts is None:
+            self._facts = self._ask(self._model_dir)
+        return why_not_alike(theirs, self._facts)
 
 
 def _host(facts: NodeFacts) -> Host:

@@ -218,13 +218,7 @@ class World:
         """What the engine does of a loop, and what others make of what it says."""
         if not self.has_ended:
             engine = self.engine
-            engine._receive(self.now)
-            engine._keep_time(self.now)
-            engine._dispatch(self.now)
-            engine._flush(self.now)
-            engine._front.receive(self.now)
-            engine._dispatch(self.now)
-            engine._flush(self.now)
+            engine._turn(self.now)
             if engine._is_done():
                 engine._end()
                 self.has_ended = True
@@ -387,22 +381,22 @@ class World:
 
     def check(self) -> None:
         """In every state."""
-        scheduler = self.engine._scheduler
+        scheduler = self.engine._groups.scheduler
         if scheduler is not None:
             check_scheduler(scheduler)
         for asked in self.requests:
             assert asked.tokens == asked.wanted[: len(asked.tokens)], "a wrong token"
             if asked.end == "length":
                 assert asked.tokens == asked.wanted, "a lost token"
-        for group, lane in self.engine._lanes.items():
-            assert self.engine._groups[group].state in ("ready", "draining")
-            assert lane.epoch == self.engine._groups[group].epoch
+        for group, lane in self.engine._groups.lanes.items():
+            assert self.engine._groups.groups[group].state in ("ready", "draining")
+            assert lane.epoch == self.engine._groups.groups[group].epoch
 
     def is_settled(self) -> bool:
         """Whether every request has ended, and nothing is left of them anywhere."""
         if not all(asked.end for asked in self.requests):
             return False
-        scheduler = self.engine._scheduler
+        scheduler = self.engine._groups.scheduler
         if self.has_ended or scheduler is None:
             return True
         held = [
@@ -414,7 +408,7 @@ class World:
 
     def digest(self) -> tuple[object, ...]:
         """Two worlds of the same digest go on the same way."""
-        engine, scheduler = self.engine, self.engine._scheduler
+        engine, desk, scheduler = self.engine, self.engine._groups, self.engine._groups.scheduler
         places: list[object] = []
         if scheduler is not None:
             for sequence in scheduler.live.values():
@@ -427,18 +421,18 @@ class World:
         deadlines = [
             None if at is None else round(at - self.now, 2)
             for at in (
-                *(group.next_deadline for group in engine._groups.values()),
-                *(engine._step_deadline(lane) for lane in engine._lanes.values()),
-                engine._shortage.next_deadline,
+                *(group.next_deadline for group in desk.groups.values()),
+                *(desk._step_deadline(lane) for lane in desk.lanes.values()),
+                desk._orders.shortage.next_deadline,
                 engine._stop_at,
             )
         ]
         return (
             self.has_ended,
             tuple(sorted(self.budget.items())),
-            tuple((g.state, g.epoch, g._num_in_row, g.message) for g in engine._groups.values()),
+            tuple((g.state, g.epoch, g._num_in_row, g.message) for g in desk.groups.values()),
             tuple(deadlines),
-            tuple(sorted(engine._lanes)),
+            tuple(sorted(desk.lanes)),
             tuple(places),
             tuple(
                 (group, one.epoch, one.phase, tuple(one.dead), len(one.plans), one.must_end)
@@ -446,5 +440,5 @@ class World:
                 for one in epochs
             ),
             tuple((len(asked.tokens), asked.end) for asked in self.requests),
-            engine._changes._scaling.num_wanted,
+            desk._changes._scaling.num_wanted,
         )

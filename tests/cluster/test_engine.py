@@ -616,8 +616,8 @@ def test_two_thousand_short_requests_leave_nothing_behind(tmp_path: Path) -> Non
         status = wait_for_status(watcher, lambda status: status.num_clients == 1)
         assert is_idle(status)
         engine = rig.engine
-        assert engine._scheduler is not None
-        assert engine._scheduler.live == {}
+        assert engine._groups.scheduler is not None
+        assert engine._groups.scheduler.live == {}
         assert len(engine._front.clients) == 1
         assert engine._links.front._known == set(engine._front.clients._number_by_peer)
-        assert engine._news == []
+        assert engine._front._news == []
