@@ -35,8 +35,8 @@ from cluster.setting import (
     ShareBelowOne,
     TimeOrNone,
     add_options,
-    kind_and_text,
     setting,
+    words_or_bounds,
 )
 from scheduler.config import SchedulerConfig
 from scheduler.errors import ConfigError
@@ -387,6 +387,14 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 _HINTS = typing.get_type_hints(EngineConfig, include_extras=True)
 _HTTP_HINTS = typing.get_type_hints(HttpConfig, include_extras=True)
 
+_KINDS = {
+    "integer": "an integer",
+    "number": "a number",
+    "string": "a text",
+    "boolean": "true or false",
+    "array": "a list of texts",
+}
+
 Settings = TypeVar("Settings", EngineConfig, HttpConfig)
 
 
@@ -474,26 +482,29 @@ def _checked(
     }
     for name in given:
         if name not in hints:
-            close = difflib.get_close_matches(name, hints, n=1)
-            hint = f" Did you mean {close[0]}?" if close else ""
-            raise ConfigError(f"there is no setting {name!r}.{hint}")
+            raise ConfigError(f"there is no setting {name!r}. {_hint(name)}")
     try:
         return msgspec.convert(given, kind)
     except msgspec.ValidationError as error:
-        raise ConfigError(_complaint(error, given, hints)) from error
+        # From None: a user who calls us from Python is shown what was wrong once.
+        raise ConfigError(_complaint(error, given, kind)) from None
+
+
+def _hint(name: str) -> str:
+    close = difflib.get_close_matches(name, {**_HINTS, **_HTTP_HINTS}, n=1)
+    return f"Did you mean {close[0]}?" if close else "`stoker serve --help` lists all"
 
 
 def _complaint(
-    error: msgspec.ValidationError, given: Mapping[str, object], hints: Mapping[str, object]
+    error: msgspec.ValidationError, given: Mapping[str, object], kind: type[Settings]
 ) -> str:
-    found = re.fullmatch(r"(?s)(.*) - at `\$\.(\w+)(?:\[\d+\])?`", str(error))
+    found = re.fullmatch(r"(?s).* - at `\$\.(\w+)(?:\[\d+\])?`", str(error))
     if found is None:
         return str(error)
-    wanted, name = found.groups()
-    kind, _ = kind_and_text(hints[name])
-    if isinstance(kind, tuple):
-        wanted = f"Expected one of {', '.join(kind)}"
-    return f"{name}={given[name]!r} is not possible: {wanted[0].lower()}{wanted[1:]}"
+    name = found[1]
+    of_type, words, bounds = words_or_bounds(kind, name)
+    wanted = f"one of {', '.join(words)}" if words else f"{_KINDS[of_type]} {bounds}".strip()
+    return f"{name}={given[name]!r} is not possible: it must be {wanted}"
 
 
 def encode_config(config: EngineConfig) -> bytes:
@@ -590,18 +601,19 @@ def load_config(
     Raises:
         ConfigError: see `config_from`.
     """
-    values = _found(arguments, environ)
-    values |= {name: value for name, value in keywords.items() if value is not None}
-    return config_from(values)
+    return load_config_over({}, arguments, environ, **keywords)
 
 
 def load_config_over(
     defaults: Mapping[str, object],
     arguments: argparse.Namespace | None = None,
     environ: Mapping[str, str] | None = None,
+    **keywords: object,
 ) -> EngineConfig:
     """The same, over what a command sets where nobody else does."""
-    return config_from({**defaults, **_found(arguments, environ)})
+    values = {**defaults, **_found(arguments, environ)}
+    values |= {name: value for name, value in keywords.items() if value is not None}
+    return config_from(values)
 
 
 def _found(

@@ -258,7 +258,7 @@ class GroupDesk:
         if number not in self._groups:
             self._back.drop(f"news of group {number}, which does not exist")
             return
-        self._log.warning(
+        self._log.info(  # of the news that end a group, `group_lost` is the first
             "rank_failed", group=number, epoch=epoch, rank=rank, step=step, error=message
         )
         failed = self._groups[number].failed(

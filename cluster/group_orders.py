@@ -119,7 +119,7 @@ class GroupOrders:
             scheduler = self._scheduler_for(limits)
             news = scheduler.add_group(ready.group, ready.epoch, ready.num_blocks, now)
         except ConfigError as error:
-            self._log.warning(
+            self._log.info(  # of the news that end a group, `group_lost` is the first
                 "rank_failed", group=ready.group, epoch=ready.epoch, rank=-1, step=0, error=error
             )
             self.follow(group.failed(ready.epoch, -1, str(error), reason="wrong", now=now), now)

@@ -90,7 +90,8 @@ def check_address(address: str) -> None:
         if not host or not port.isdigit() or int(port) > 65535:
             raise AddressError(f"a TCP address looks like tcp://HOST:PORT, got {address}")
     else:
-        raise AddressError(f"an address starts with ipc:// or tcp://, got {address!r}")
+        hint = "; HTTP is for curl and OpenAI's clients" if scheme.startswith("http") else ""
+        raise AddressError(f"an address starts with ipc:// or tcp://, got {address!r}{hint}")
 
 
 def is_wildcard(address: str) -> bool:

@@ -6,6 +6,7 @@ happened. Info: life events. Debug: steps. Nothing here assembles sentences.
 
 import json
 import logging
+import re
 import sys
 from typing import TextIO
 
@@ -13,6 +14,9 @@ LEVELS = ("debug", "info", "warning", "error")
 
 _ROOT = "stoker"
 _PLAIN = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.:/+*@%,[]()")
+
+_EVENT_LINE = re.compile(r"\d\d:\d\d:\d\d\.\d{3} (?P<level>[A-Z]+) +(?P<said>.*)")
+"""What `show_events` writes, as another process reads it."""
 
 
 def show_events(process: str, level: str = "info", stream: TextIO | None = None) -> None:
@@ -61,9 +65,14 @@ class EventLog:
         self._write(logging.ERROR, event, fields)
 
     def relay(self, who: str, line: str) -> None:
-        """Show a line that another process wrote, as it is, with its name before it."""
-        if self._logger.isEnabledFor(logging.INFO):
-            self._logger.info("[%s] %s", who, line)
+        """Show a line that another process wrote, with its name before it: an event of its log at
+        the event's own level, anything else as it is."""
+        level = logging.INFO
+        event = _EVENT_LINE.fullmatch(line)
+        if event is not None and event["level"].lower() in LEVELS:
+            level = logging.getLevelNamesMapping()[event["level"]]
+            line = event["said"].removeprefix(f"{who} ")
+        self._logger.log(level, "[%s] %s", who, line)
 
     def _write(self, level: int, event: str, fields: dict[str, object]) -> None:
         if self._logger.isEnabledFor(level):

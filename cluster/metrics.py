@@ -106,8 +106,9 @@ ENGINE: Sequence[Family] = (
     ),
     _counter(
         "engine_restarts",
-        "Engine processes that ended unasked, or hung, and were followed by another. The other "
-        "counters of the engine begin anew with each.",
+        "Engine processes that ended unasked, or hung, and were followed by another; an upgrade's "
+        "are not counted. The other counters of the engine begin anew with each, and with an "
+        "upgrade.",
     ),
     _counter("requests_accepted", "Requests that entered the queue."),
     _counter(

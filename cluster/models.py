@@ -37,6 +37,11 @@ HUB_SNAPSHOT = re.compile(r"/models--(?P<name>[^/]+)/snapshots/(?P<revision>[^/]
 HUB_FILES = ["*.json", "*.jinja", "*.safetensors", "tokenizer.model"]
 HUB_FILES_LEFT = ["*/*", "consolidated*"]  # other formats of the same weights
 
+POSSIBLE = (
+    "A model is a folder with config.json and *.safetensors, a .gguf file, "
+    f"{DEFAULT_MODEL!r}, or a Hugging Face name like 'Qwen/Qwen3-0.6B'."
+)
+
 Report = Callable[[str], None]
 """Told what is being done, in a sentence, before each part that takes more than a moment."""
 
@@ -99,20 +104,17 @@ def fetch(name_or_path: str, models_dir: Path, *, report: Report = say_nothing) 
         return _checked_folder(path)
     if HUB_NAME.fullmatch(name_or_path):
         return _download(name_or_path, report)
-    raise ModelError(
-        f"no model {name_or_path!r}: there is no such folder. A model is a folder with config.json "
-        f"and *.safetensors, a .gguf file, {DEFAULT_MODEL!r}, or a Hugging Face name like "
-        "'Qwen/Qwen3-0.6B'."
-    )
+    raise ModelError(f"no model {name_or_path!r}: there is no such folder. {POSSIBLE}")
 
 
 def _checked_folder(folder: Path) -> Path:
     if (folder / "config.json").is_file():
         return folder
     files = sorted(entry.name for entry in folder.iterdir())
-    found = ", ".join(files[:6]) if files else "nothing"
-    hint = next((f" To use {name}, name the file." for name in files if name.endswith("gguf")), "")
-    raise ModelError(f"{folder} is not a model: it has no config.json, but {found}.{hint}")
+    found = f"it has no config.json, but {', '.join(files[:6])}" if files else "it is empty"
+    ggufs = (name for name in files if name.endswith("gguf"))
+    hint = next((f"To use {name}, name the file." for name in ggufs), POSSIBLE)
+    raise ModelError(f"{folder} is not a model: {found}. {hint}")
 
 
 def _fetch_smollm2(models_dir: Path, report: Report) -> Path:
@@ -227,12 +229,37 @@ def _download(name: str, report: Report, revision: str | None = None) -> Path:
             ignore_patterns=HUB_FILES_LEFT,
         )
     except Exception as error:  # the client documents no bound on what it raises
-        reason = str(error).strip() or type(error).__name__
+        # From None: the client's own errors are pages long, and say no more to a user.
         raise ModelError(
-            f"no model {name!r}: there is no such folder here, and it could not be had from the "
-            f"Hugging Face hub, nor is it in its cache on this machine. {reason}"
-        ) from error
+            f"no model {name!r}: there is no such folder here, nor is it in the cache of Hugging "
+            f"Face on this machine, and {_hub_said(error)} {POSSIBLE}"
+        ) from None
     folder = _checked_folder(Path(found))
     if not any(folder.glob("*.safetensors")):
         raise ModelError(f"{name} on the Hugging Face hub has no *.safetensors, the only kind read")
     return folder
+
+
+def _hub_said(error: Exception) -> str:
+    """Why the hub did not give a model, and what to do about it, as the end of a sentence."""
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    if isinstance(error, GatedRepoError):
+        return (
+            "the hub gives it only to those who have accepted its terms. Accept them on its page, "
+            "and set HF_TOKEN to a token of yours."
+        )
+    if isinstance(error, RepositoryNotFoundError):
+        return "the hub has none of that name, or a private one, for which HF_TOKEN must be set."
+    if isinstance(error, LocalEntryNotFoundError):  # raised when the hub could not be asked
+        return f"the hub cannot be asked: {_first_line(error.__cause__ or error)}."
+    return f"it could not be had from the hub: {_first_line(error)}."
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().partition("\n")[0].rstrip(".")
+    return text or type(error).__name__

@@ -161,7 +161,7 @@ def _host(num_nodes: int, memory_gib: float | None) -> Machine:
     cores = len(os.sched_getaffinity(0))
     free = free_host_bytes() if memory_gib is None else int(memory_gib * 1024 * MIB)
     return Machine(
-        name="this machine's CPU" if num_nodes == 1 else "nodes with this machine's CPU",
+        name="this machine's CPU" if num_nodes == 1 else "CPUs like this machine's",
         num_nodes=num_nodes,
         slots_per_node=cores,
         host_bytes=free,

@@ -16,7 +16,7 @@ from cluster.groups import RANK_BYTES
 from kvcache.geometry import KVGeometry
 from worker.budget import num_blocks_for, share_of_device, share_of_host
 from worker.config import RunnerConfig
-from worker.errors import PoolTooSmall
+from worker.errors import PoolTooLarge, PoolTooSmall
 from worker.estimate import (
     DTYPE_BYTES,
     Form,
@@ -93,6 +93,8 @@ class RankPlan:
     """For K/V; negative where even the weights do not fit."""
     num_blocks: int
     """0 where one sequence of `max_model_len` does not fit."""
+    refusal: str = ""
+    """Of K/V that were asked for and are not free."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,10 +268,13 @@ class Planner:
             kv_cache_memory_bytes=config.kv_cache_memory_bytes,
             num_kv_blocks=config.num_kv_blocks,
         )
+        refusal = ""
         try:
             num_blocks = num_blocks_for(asked, geometry, self.max_model_len, measured)
         except PoolTooSmall:
             num_blocks = 0
+        except PoolTooLarge as error:
+            num_blocks, refusal = 0, str(error)
         return RankPlan(
             rank=rank,
             stage=stage,
@@ -280,9 +285,12 @@ class Planner:
             free_bytes=measured.free_bytes,
             budget_bytes=measured.budget_bytes,
             num_blocks=num_blocks,
+            refusal=refusal,
         )
 
     def _too_small(self, rank: RankPlan) -> str:
+        if rank.refusal:
+            return rank.refusal
         wanted = rank.geometry.bytes_for(self.max_model_len)
         tokens = rank.geometry.blocks_in(rank.budget_bytes) * rank.geometry.block_size
         if not tokens:

@@ -117,7 +117,7 @@ class RayConnection:
 
     def _no_ray(self, error: Exception) -> str:
         return (
-            f"no Ray cluster answers at {self.address}: {error}. Start one with "
+            f"no Ray cluster answers at {self.address}: {str(error).rstrip('.')}. Start one with "
             "`ray start --head`, or leave the address away to have one made here"
         )
 

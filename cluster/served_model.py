@@ -7,6 +7,7 @@ from cluster.doctor.model_facts import model_facts
 from cluster.errors import ModelError
 from cluster.frontend.tokenizer_files import TokenizerDamaged, TokenizerNotFound, files_of
 from cluster.generation import GenerationFileDamaged, read_generation
+from cluster.models import HUB_NAME
 from worker.errors import ModelError as UnreadableModel
 from worker.models.spec import ModelSpec, read_spec
 
@@ -94,7 +95,9 @@ class Checkpoints:
         for folder in (self._models_dir / model, Path(model).expanduser()):
             if (folder / "config.json").is_file():
                 return folder.resolve()
-        raise ModelError(
-            f"there is no checkpoint in a folder {model} on the engine's host. `stoker fetch "
-            f"{model}` brings one there, and prints its folder"
+        how = (
+            f"`stoker fetch {model}` brings one there, and prints its folder"
+            if HUB_NAME.fullmatch(model)
+            else "Name a folder with config.json and *.safetensors"
         )
+        raise ModelError(f"there is no checkpoint in a folder {model} on the engine's host. {how}")

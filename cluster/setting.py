@@ -10,6 +10,7 @@ import typing
 from collections.abc import Collection
 from typing import Annotated, Literal, TypeAlias
 
+import msgspec
 from msgspec import Meta, Struct
 
 AtLeastOne: TypeAlias = Annotated[int, Meta(ge=1)]
@@ -75,3 +76,23 @@ def kind_and_text(hint: object) -> tuple[type | tuple[str, ...], str]:
         if inner in (bool, int, float, str):
             return inner, text
     raise AssertionError(f"no option for {hint}")
+
+
+def words_or_bounds(kind: type[Struct], name: str) -> tuple[str, tuple[str, ...], str]:
+    """What is possible for a setting of a struct: JSON Schema's name of its type, the words that it
+    may be (none: any), and its bounds, as "≥ 1, ≤ 2"."""
+    entry = msgspec.json.schema(kind)["$defs"][kind.__name__]["properties"][name]
+    for choice in entry.get("anyOf", ()):
+        if choice.get("type") != "null":
+            entry = choice
+    bounds = [
+        f"{sign} {entry[key]:g}"
+        for key, sign in (
+            ("minimum", "≥"),
+            ("exclusiveMinimum", ">"),
+            ("maximum", "≤"),
+            ("exclusiveMaximum", "<"),
+        )
+        if key in entry
+    ]
+    return str(entry.get("type", "")), tuple(entry.get("enum", ())), ", ".join(bounds)

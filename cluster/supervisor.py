@@ -281,7 +281,7 @@ class Supervisor:
                     self._asked(number.name)
         if self._parent_fd in ready and not os.read(self._parent_fd or 0, 4096):
             self._parent_fd = None
-            self._asked("the process that started it has ended")
+            self._asked("whoever started it has closed it or ended")
         for news in self._engine.look(ready):
             self._follow_engine(news)
         self._wake.clear()
@@ -367,6 +367,9 @@ class Supervisor:
 
     def _examined(self, findings: tuple[Finding, ...]) -> None:
         self._findings = findings
+        failed = [finding for finding in findings if finding.level == "fail"]
+        if failed and not self._is_up and not self._is_ending:
+            raise StartFailed(f"this host cannot bear what is asked for:\n{table(failed)}")
         for finding in findings:
             if finding.level != "ok":
                 self._log.warning(
@@ -377,9 +380,6 @@ class Supervisor:
                     seen=finding.seen,
                     fix=finding.fix,
                 )
-        failed = [finding for finding in findings if finding.level == "fail"]
-        if failed and not self._is_up and not self._is_ending:
-            raise StartFailed(f"this host cannot bear what is asked for:\n{table(failed)}")
 
     def _backend_failed(self, failed: BackendFailed) -> None:
         self._log.error(
@@ -547,8 +547,7 @@ class Supervisor:
         assert self._listens is not None
         self._is_up = True
         seconds = self._start_clock.phases(time.monotonic())
-        for phase, took_s in seconds.items():
-            self._log.info("start_phase", phase=phase, seconds=took_s)
+        self._log.info("start_phases", **seconds)
         self._start_phases = StartPhases(seconds)
         self._engine.send(self._start_phases)
         self._note("cluster_ready", model=self._plan.model, front=self._listens.front_address)

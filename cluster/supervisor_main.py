@@ -25,6 +25,7 @@ from cluster.doctor.examination import examine_start
 from cluster.errors import AddressError, ClusterLost, ModelError, StartFailed, StartInterrupted
 from cluster.http_config import HttpConfig
 from cluster.launch_plan import LaunchPlan
+from cluster.libraries import check_libraries, libraries_of
 from cluster.links import fresh_keys, is_loopback, is_wildcard
 from cluster.listener import Listener
 from cluster.local_backend import LocalBackend
@@ -181,6 +182,7 @@ def plan_launch(config: EngineConfig, log: EventLog) -> LaunchPlan:
         ConfigError, ModelError
     """
     resolved = config.resolved(has_gpu=has_gpu())
+    check_libraries(libraries_of(resolved))
     model_dir = resolve_model(
         resolved.model,
         Path(resolved.models_dir),

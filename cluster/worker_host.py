@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from cluster.backend import WorkerLaunch
 from cluster.doctor.alike import node_facts
-from cluster.errors import LinkLost, WireError
+from cluster.errors import LinkLost, ModelError, WireError
 from cluster.faults import Faults
 from cluster.lease import Lease
 from cluster.links import DealerLink, LinkLimits
@@ -41,6 +41,20 @@ from cluster.messages import (
 )
 from cluster.wire import FROM_ENGINE, PROTOCOL_VERSION, TO_ENGINE
 from scheduler.plan import StepPlan, StepResult
+from worker.errors import ModelError as UnusableModel
+from worker.errors import PoolTooLarge, PoolTooSmall
+from worker.shards import ImpossibleShards
+from worker.stages import ImpossibleStages
+
+EXPLAINED = (
+    ModelError,
+    UnusableModel,
+    PoolTooLarge,
+    PoolTooSmall,
+    ImpossibleShards,
+    ImpossibleStages,
+)
+"""Failures whose text says what to change; the trace of any other goes to the log."""
 
 LAST_WORDS_S = 2.0
 """How long the message that explains a failure may take to leave."""
@@ -391,11 +405,13 @@ class WorkerHost:
         self._link.send(TO_ENGINE.encode(message))
 
     def _report(self, error: Exception) -> None:
-        """Tell the engine what broke, where it can be told; the trace goes to the log."""
+        """Tell the engine what broke, where it can be told."""
         launch = self._launch
-        text = f"{type(error).__name__}: {error}"
+        is_explained = isinstance(error, EXPLAINED)
+        text = str(error) if is_explained else f"{type(error).__name__}: {error}"
         self._log.error("worker_failed", step=self._step, error=text)
-        traceback.print_exception(error)
+        if not is_explained:
+            traceback.print_exception(error)
         try:
             self._link.wait_connected(LAST_WORDS_S)
             self._send(

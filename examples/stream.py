@@ -19,7 +19,7 @@ def main(address: str) -> None:
         print()
         for handle in others:
             output = handle.result(timeout_s=60.0)
-            print(f"{output.prompt}{output.outputs[0].text!r}")
+            print(f"{output.prompt!r} -> {output.outputs[0].text!r}")
 
 
 if __name__ == "__main__":

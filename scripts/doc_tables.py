@@ -26,6 +26,7 @@ from cluster.config import API_KEY_VARIABLE, ENVIRONMENT, EngineConfig
 from cluster.doctor.checks import CHECKS
 from cluster.http_config import HttpConfig
 from cluster.metrics import Family
+from cluster.setting import words_or_bounds
 from scheduler import arrays
 from scheduler.request import Finish
 
@@ -63,7 +64,7 @@ def settings_of(kind: type[Struct]) -> Callable[[], str]:
             (
                 f"`{name}`",
                 _setting_default(entry["default"]),
-                _possible(entry),
+                _possible(kind, name),
                 entry["description"],
             )
             for name, entry in properties.items()
@@ -87,26 +88,13 @@ def _setting_default(value: object) -> str:
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
-def _possible(entry: dict[str, object]) -> str:
-    choices = entry.get("anyOf")
-    if isinstance(choices, list):
-        (entry,) = (choice for choice in choices if choice.get("type") != "null")
-    words = entry.get("enum")
-    if isinstance(words, list):
+def _possible(kind: type[Struct], name: str) -> str:
+    of_type, words, bounds = words_or_bounds(kind, name)
+    if words:
         return ", ".join(f"`{word}`" for word in words)
-    kind = {"integer": "integer", "number": "number", "string": "text", "boolean": "true, false"}
-    kind["array"] = "texts"
-    bounds = [
-        f"{sign} {entry[key]:g}"
-        for key, sign in (
-            ("minimum", "≥"),
-            ("exclusiveMinimum", ">"),
-            ("maximum", "≤"),
-            ("exclusiveMaximum", "<"),
-        )
-        if key in entry
-    ]
-    return " ".join([kind[str(entry["type"])], ", ".join(bounds)]).strip()
+    texts = {"integer": "integer", "number": "number", "string": "text", "boolean": "true, false"}
+    texts["array"] = "texts"
+    return f"{texts[of_type]} {bounds}".strip()
 
 
 # --- messages -------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ ray nor transformers.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from cluster.errors import AddressError, ModelError, StartFailed
     from cluster.frontend.errors import (
         ClientClosed,
         EngineLost,
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
         ShuttingDown,
         WaitTimedOut,
     )
-    from scheduler.errors import InvalidRequest
+    from scheduler.errors import ConfigError, InvalidRequest
     from scheduler.sampling import SamplingParams
     from scheduler.structured import StructuredOutputs
     from stoker.async_client import AsyncClient, AsyncHandle
@@ -30,16 +31,19 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LLM",
+    "AddressError",
     "AsyncClient",
     "AsyncHandle",
     "Client",
     "ClientClosed",
     "CompletionOutput",
+    "ConfigError",
     "EngineLost",
     "EngineUnreachable",
     "Handle",
     "InvalidRequest",
     "Logprob",
+    "ModelError",
     "NoWorkers",
     "Piece",
     "ProtocolMismatch",
@@ -51,11 +55,13 @@ __all__ = [
     "RequestTimedOut",
     "SamplingParams",
     "ShuttingDown",
+    "StartFailed",
     "StructuredOutputs",
     "WaitTimedOut",
 ]
 
 _MODULES = {
+    "cluster.errors": ("AddressError", "ModelError", "StartFailed"),
     "cluster.frontend.errors": (
         "ClientClosed",
         "EngineLost",
@@ -69,7 +75,7 @@ _MODULES = {
         "ShuttingDown",
         "WaitTimedOut",
     ),
-    "scheduler.errors": ("InvalidRequest",),
+    "scheduler.errors": ("ConfigError", "InvalidRequest"),
     "scheduler.sampling": ("SamplingParams",),
     "scheduler.structured": ("StructuredOutputs",),
     "stoker.async_client": ("AsyncClient", "AsyncHandle"),

@@ -4,9 +4,11 @@ Each command's own module is loaded when it runs, so that `stoker --help` is qui
 """
 
 import argparse
+import difflib
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -34,18 +36,38 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if is_debugging or not _is_expected(error):
             raise
-        print(f"stoker: error: {error}", file=sys.stderr)
+        print(f"stoker: error: {_text_of(error)}", file=sys.stderr)
         return EXIT_FAILED
+
+
+class _Parser(argparse.ArgumentParser):
+    """Tells a mistake in a line; argparse would print all of a command's options before it."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(EXIT_USAGE, f"{self.prog}: error: {message}\n`{self.prog} --help` tells more\n")
+
+    def parse_known_args(  # type: ignore[override]  # argparse's own signature has overloads
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """Refuse what is not known in the command where it was given, which knows its options."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            name = unknown[0].partition("=")[0]
+            close = difflib.get_close_matches(name, self._option_string_actions, n=1)
+            hint = f". Did you mean {close[0]}?" if close else ""
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        return found, []
 
 
 def make_parser() -> argparse.ArgumentParser:
     """The parser with all commands; importing what they need is left to them."""
     common = _common()
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="stoker",
         description="Serve a large language model from a cluster of tensor-parallel workers.",
     )
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+    parser.set_defaults(command=lambda _: _show_help(parser), debug=False)
+    commands = parser.add_subparsers(metavar="COMMAND")
     for name, run, add_to, text in (
         ("generate", _generate, _for_generate, "Answer prompts through a cluster, then end it."),
         ("chat", _chat, _for_chat, "Talk with a model in the terminal."),
@@ -71,9 +93,9 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _common() -> argparse.ArgumentParser:
+def _common() -> _Parser:
     """Options of every command."""
-    common = argparse.ArgumentParser(add_help=False)
+    common = _Parser(add_help=False)
     common.add_argument(
         "--debug", action="store_true", help="show where an error comes from (traceback)"
     )
@@ -318,6 +340,17 @@ def _is_expected(error: Exception) -> bool:
         RemoteError,
     )
     return isinstance(error, kinds)
+
+
+def _text_of(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename is not None and error.strerror:
+        return f"{error.filename}: {error.strerror}"  # without its number
+    return str(error)
+
+
+def _show_help(parser: argparse.ArgumentParser) -> int:
+    parser.print_help(sys.stderr)
+    return EXIT_USAGE
 
 
 def _generate(arguments: argparse.Namespace) -> int:

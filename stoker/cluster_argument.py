@@ -20,13 +20,11 @@ def cluster_of(arguments: argparse.Namespace) -> Iterator[Client]:
         ) as client:
             yield client
         return
-    from cluster.config import load_config
+    from cluster.config import load_config_over
     from cluster.logs import show_events
-    from stoker.llm import LLM
+    from stoker.llm import LLM, QUIET
 
-    # The answers are what a user wants to see; the cluster's life only on request.
-    level = None if "log_level" in vars(arguments) else "warning"
-    config = load_config(arguments, log_level=level)
+    config = load_config_over(QUIET, arguments)
     show_events("client", config.log_level)
     with LLM.of_config(config) as llm:
         yield llm.client

@@ -13,16 +13,21 @@ from types import TracebackType
 
 import msgspec
 
-from cluster.config import EngineConfig, load_config
+from cluster.config import EngineConfig, load_config_over
+from cluster.errors import ModelError, StartFailed
 from cluster.frontend.draft import Prompt
-from cluster.frontend.errors import EngineLost
+from cluster.frontend.errors import ClientClosed, EngineLost
 from cluster.frontend.tokenizer import Tokenizer
+from scheduler.errors import ConfigError
 from scheduler.sampling import SamplingParams
 from stoker.client import Client
 from stoker.cluster_process import ClusterProcess
 from stoker.outputs import RequestOutput
 from stoker.progress import answers_bar, starting_spinner
 from stoker.prompts import Chat, listed_chats, listed_prompts
+
+QUIET = {"log_level": "warning"}
+"""Where answers are what a user wants to see: the cluster's life is shown to who asks for it."""
 
 Setting = str | int | float | bool | os.PathLike[str] | None
 
@@ -42,7 +47,7 @@ class LLM:
             `gpu_memory_utilization`, `max_model_len`, `max_num_seqs`, `max_num_batched_tokens`,
             `block_size`, `enable_prefix_caching`, `num_kv_blocks`, `kv_cache_memory_bytes`,
             `dtype`, `quantization`, `backend`, `num_groups` (also `data_parallel_size`),
-            `scheduling_policy`.
+            `scheduling_policy`; `log_level="info"` shows the cluster's life (default: warnings).
     Raises:
         ConfigError: a setting that there is not, or with a value that cannot be.
         ModelError: there is no such model.
@@ -59,7 +64,11 @@ class LLM:
         if "data_parallel_size" in settings:
             settings["num_groups"] = settings.pop("data_parallel_size")
         given = {"model": None if model is None else os.fspath(model), **settings}
-        self._start(load_config(None, None, **given), seed)
+        try:
+            self._start(load_config_over(QUIET, None, None, **given), seed)
+        except (ConfigError, ModelError, StartFailed) as error:
+            # Its text says all; where in here it came from would only push it out of sight.
+            raise error.with_traceback(None) from None
 
     @classmethod
     def of_config(cls, config: EngineConfig, *, seed: int | None = None) -> "LLM":
@@ -100,9 +109,12 @@ class LLM:
         """For streaming, handles and status.
 
         Raises:
+            ClientClosed: `close` was called.
             EngineLost: the cluster ended by itself.
         """
-        if self._closer.alive and not self._cluster.is_alive:
+        if not self._closer.alive:
+            raise ClientClosed("this LLM was closed, and its cluster has ended. Make a new LLM")
+        if not self._cluster.is_alive:
             raise EngineLost(
                 f"the cluster of this LLM has ended ({self._cluster.wait()}); its log says why. "
                 "Make a new LLM"

@@ -18,7 +18,8 @@ def status(arguments: argparse.Namespace) -> int:
     addresses = [arguments.address] if arguments.address else list(running)
     if not addresses:
         print(
-            "stoker: no running cluster was found for this user; name one with --address",
+            "stoker: no running cluster was found for this user; start one with `stoker serve`, "
+            "or name one with --address",
             file=sys.stderr,
         )
         return EXIT_FAILED
@@ -40,6 +41,7 @@ def status(arguments: argparse.Namespace) -> int:
 
 def print_status(address: str, status: Status, http_address: str = "") -> None:
     """One cluster as a few lines and two tables."""
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
@@ -55,10 +57,10 @@ def print_status(address: str, status: Status, http_address: str = "") -> None:
             f"the engine was restarted {status.num_engine_restarts} times; the process before "
             f"this one ended: {status.last_engine_loss}"
         )
-    groups = Table(
-        "group", "epoch", "state", "restarts", "running", "blocks", "cached", "steps", "steps/s"
-    )
-    ranks = Table("rank", "stage", "state", "node", "pid", "device", "blocks", "weights")
+    columns = ("group", "epoch", "state", "restarts", "running", "blocks", "cached", "steps/s")
+    groups = Table(*columns, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))  # fits into 80 characters
+    columns = ("rank", "stage", "state", "node", "pid", "device", "blocks", "weights")
+    ranks = Table(*columns, box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for group in status.groups:
         groups.add_row(*_group_row(group))
         for rank in group.ranks:
@@ -80,7 +82,7 @@ def print_status(address: str, status: Status, http_address: str = "") -> None:
     totals = status.totals
     ended = ", ".join(f"{count} {reason}" for reason, count in sorted(totals.finished.items()))
     console.print(
-        f"since start: {totals.num_requests} requests ({ended or 'none ended'}), "
+        f"since start: {_of(totals.num_requests, 'request')} ({ended or 'none ended'}), "
         f"{totals.num_rejected} refused, {totals.prompt_tokens} prompt tokens "
         f"({totals.cached_tokens} from cache), {totals.output_tokens} output tokens, "
         f"{totals.num_steps} steps ({totals.num_mixed_steps} mixed), "
@@ -97,9 +99,12 @@ def _group_row(group: GroupStatus) -> list[str]:
         str(group.num_running),
         f"{group.num_used_blocks} of {group.num_blocks}",
         str(group.num_cached_blocks),
-        str(group.num_steps),
         f"{group.steps_per_s:.1f}",
     ]
+
+
+def _of(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _duration(seconds: float) -> str:

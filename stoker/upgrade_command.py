@@ -8,6 +8,7 @@ import time
 import msgspec
 
 from cluster.frontend.errors import RequestError
+from cluster.logs import show_events
 from cluster.messages import ClusterUpgraded
 from stoker.cli import EXIT_FAILED, EXIT_OK
 from stoker.client import Client
@@ -34,6 +35,7 @@ def add_upgrade_arguments(parser: argparse.ArgumentParser) -> None:
 
 def upgrade(arguments: argparse.Namespace) -> int:
     """Ask the cluster at `--address`, or the only one of this user."""
+    show_events("upgrade", "error")  # that the engine goes and comes is what was asked for
     with client_for(arguments, "upgrade") as client:
         before = client.upgrade(only_asks=True, timeout_s=arguments.timeout)
         answer = client.upgrade(timeout_s=arguments.timeout)

@@ -125,7 +125,7 @@ def test_every_stoker_command_is_one_that_the_parser_takes(name: str) -> None:
         cut = next(
             (i for i, word in enumerate(words) if word in ("|", "&", "<", ">", ";")), len(words)
         )
-        if "MODEL" in line or "…" in line or "COMMAND" in line:
+        if "…" in line or "COMMAND" in line:
             words, cut = [words[0], "--help"], 2
         assert is_taken(words[:cut]), f"{name} shows `stoker {line}`, which the command refuses"
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from kvcache.geometry import KVGeometry
 from worker.config import RunnerConfig
-from worker.errors import PoolTooSmall
+from worker.errors import PoolTooLarge, PoolTooSmall
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +50,17 @@ def num_blocks_for(
 
     Raises:
         PoolTooSmall: the budget does not hold one sequence of `max_model_len`.
+        PoolTooLarge: more was configured than is free.
     """
     if config.num_kv_blocks is not None:
+        setting = f"num_kv_blocks={config.num_kv_blocks}"
+        _check_free(setting, config.num_kv_blocks * geometry.block_bytes, measured)
         return config.num_kv_blocks
     budget = config.kv_cache_memory_bytes
     if budget is None:
         budget = measured.budget_bytes
+    else:
+        _check_free(f"kv_cache_memory_bytes={budget}", budget, measured)
     wanted = geometry.bytes_for(max_model_len)
     if budget < wanted:
         raise PoolTooSmall(
@@ -65,3 +70,8 @@ def num_blocks_for(
             token_bytes=geometry.token_bytes,
         )
     return geometry.blocks_in(budget)
+
+
+def _check_free(setting: str, wanted_bytes: int, measured: Measured) -> None:
+    if wanted_bytes > measured.free_bytes:
+        raise PoolTooLarge(setting, wanted_bytes=wanted_bytes, free_bytes=measured.free_bytes)

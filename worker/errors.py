@@ -50,6 +50,23 @@ class PoolTooSmall(ValueError):
         self.wanted_bytes, self.found_bytes = wanted_bytes, found_bytes
 
 
+class PoolTooLarge(ValueError):
+    """The KV memory that was asked for is more than the device has free.
+
+    Attributes:
+        wanted_bytes: what was asked for.
+        free_bytes: what there is.
+    """
+
+    def __init__(self, setting: str, *, wanted_bytes: int, free_bytes: int) -> None:
+        super().__init__(
+            f"{setting} asks for {_mib(wanted_bytes)} of KV memory per rank, but only "
+            f"{_mib(free_bytes)} are free beside the weights. Lower it, or leave it out: then as "
+            "much is taken as gpu_memory_utilization allows."
+        )
+        self.wanted_bytes, self.free_bytes = wanted_bytes, free_bytes
+
+
 class ProtocolError(RuntimeError):
     """A plan does not follow from the ones before it, or names what is not there.
 

@@ -8,7 +8,11 @@ from cluster.doctor.scene import Check, Problem, Room, Scene
 def _ray(scene: Scene) -> Iterator[Problem]:
     if scene.ray_problem:
         seen, _, fix = scene.ray_problem.partition(" | ")
-        yield Problem("Ray", seen, fix or "start one with `ray start --head`, or correct --address")
+        yield Problem(
+            "Ray",
+            seen.rstrip("."),
+            fix or "start one with `ray start --head`, or correct --address",
+        )
 
 
 def _nodes(scene: Scene) -> Iterator[Problem]:
@@ -28,7 +32,7 @@ def _nodes(scene: Scene) -> Iterator[Problem]:
 
 
 def _nodes_well(scene: Scene) -> str:
-    return f"{len(scene.hosts)} nodes answer: {', '.join(host.node for host in scene.hosts)}"
+    return f"all answer: {', '.join(host.node for host in scene.hosts)}"
 
 
 def _placement(scene: Scene) -> Iterator[Problem]:
@@ -77,7 +81,7 @@ CHECKS = (
         remedy="start Ray; give this host the token of the head (RAY_AUTH_TOKEN_PATH)",
         needs=lambda scene: scene.asked.uses_ray,
         run=_ray,
-        well=lambda scene: f"{len(scene.rooms)} nodes known",
+        well=lambda scene: f"nodes known: {len(scene.rooms)}",
     ),
     Check(
         name="nodes",

@@ -9,6 +9,7 @@ from cluster.backend import WorkerLaunch
 from cluster.messages import RankCapacity
 from scheduler.arrays import int32
 from scheduler.plan import StepPlan, StepResult
+from worker.errors import ModelError
 
 VOCAB_SIZE = 1000
 
@@ -33,6 +34,8 @@ class Script:
     raise_at_token: int | None = None
     """Raise whenever a prompt holds this."""
     fail_at_load: str = ""
+    unusable_model: str = ""
+    """What a worker says that cannot serve the model."""
     load_s: float = 0.0
     """Loading takes this long."""
     load_until: str = ""
@@ -88,6 +91,8 @@ class ScriptedRunner:
         threading.Event().wait(self._script.load_s)
         while self._script.load_until and not Path(self._script.load_until).exists():
             threading.Event().wait(0.02)
+        if self._script.unusable_model:
+            raise ModelError(self._script.unusable_model)
         if self._script.fail_at_load:
             raise ValueError(self._script.fail_at_load)
 

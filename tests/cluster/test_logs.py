@@ -24,10 +24,13 @@ def test_ids_of_a_log_come_with_each_event() -> None:
     log.info("ready")
     log.debug("step")
     log.relay("worker 0.1.2", "as it is: 100%")
+    log.relay("worker 0.1.2", "01:44:50.403 ERROR   worker 0.1.2 worker_failed rank=2")
+    log.relay("worker 0.1.2", "01:44:50.403 DEBUG   worker 0.1.2 step number=9")
     show_events("test", "error", io.StringIO())
 
     lines = stream.getvalue().splitlines()
     assert [line.split(" ", 1)[1] for line in lines] == [
         "INFO    engine ready group=1 rank=2",
         "INFO    engine [worker 0.1.2] as it is: 100%",
+        "ERROR   engine [worker 0.1.2] worker_failed rank=2",
     ]

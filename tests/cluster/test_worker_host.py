@@ -247,6 +247,19 @@ def test_an_exception_while_loading_is_told_before_any_hello(engine: Engine) -> 
     assert engine.ended() == EXIT_FAILED
 
 
+def test_a_failure_that_explains_itself_is_told_without_a_trace(
+    engine: Engine, capfd: pytest.CaptureFixture[str]
+) -> None:
+    engine.script.unusable_model = "max_model_len=9 is too long. Lower it"
+    engine.start()
+    failed = engine.hear()
+
+    assert isinstance(failed, WorkerFailed)
+    assert failed.message == "max_model_len=9 is too long. Lower it"
+    assert engine.ended() == EXIT_FAILED
+    assert "Traceback" not in capfd.readouterr().err
+
+
 @pytest.mark.parametrize("frame", [b"\xc1", FROM_ENGINE.encode(PoolSize(3)), b"\x80"])
 def test_what_is_not_a_plan_ends_it_with_a_word(engine: Engine, frame: bytes) -> None:
     engine.bring_up()

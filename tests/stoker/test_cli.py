@@ -72,13 +72,37 @@ def test_settings_have_the_names_that_users_know(
         assert option in text
 
 
-@pytest.mark.parametrize("arguments", [[], ["frobnicate"], ["generate", "--no-such"], ["fetch"]])
-def test_wrong_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["frobnicate"], "invalid choice: 'frobnicate'"),
+        (["generate", "--no-such"], "unrecognized arguments: --no-such"),
+        (["generate", "--tempratur=1"], "--tempratur=1. Did you mean --temperature?"),
+        (["serve", "m", "--tensor-paralel-size", "2"], "Did you mean --tensor-parallel-size?"),
+        (["serve", "--max-num-seqs", "many"], "--max-num-seqs: invalid int value: 'many'"),
+        (
+            ["bench", "latency", "--num-iters", "1", "--no-such"],
+            "unrecognized arguments: --no-such",
+        ),
+        (["fetch"], "required: MODEL"),
+    ],
+)
+def test_wrong_usage_exits_with_2_and_says_it_in_two_lines(
+    arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)
 
+    error = capsys.readouterr().err
     assert ended.value.code == 2
-    assert "usage:" in capsys.readouterr().err
+    assert says in error
+    assert error.count("\n") == 2
+    assert "--help` tells more" in error
+
+
+def test_without_a_command_they_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "Answer prompts through a cluster" in capsys.readouterr().err
 
 
 def test_generate_prints_answers_and_then_figures(
@@ -217,7 +241,7 @@ def test_zero_max_tokens_fills_the_context(engine: FakeEngine) -> None:
     [
         (["--prompt", "x", "--temperature", "9"], "temperature must be"),
         (["--prompt", "x", "--max-tokens", "-1"], "max_tokens must be"),
-        (["--prompts-file", "/nowhere/at/all"], "/nowhere/at/all"),
+        (["--prompts-file", "/nowhere/at/all"], "/nowhere/at/all: No such file"),
         (["--prompt", "x", "--system", "y"], "--system needs --chat"),
         (["--prompt", "x" * 5000], "5001 tokens"),
     ],
@@ -327,7 +351,9 @@ def test_chat_survives_a_message_that_cannot_be_served(
 def test_status_shows_a_cluster(engine: FakeEngine, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status", "--address", engine.address]) == 0
 
-    assert "tiny, serving" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "tiny, serving" in printed
+    assert "…" not in printed, "its tables fit into 80 characters"
 
 
 def test_status_finds_the_clusters_of_this_user(

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,7 +65,7 @@ def test_it_generates_chats_and_ends(use_cluster: UseCluster, model: Path) -> No
 
     assert [output.outputs[0].text for output in outputs] == [ANSWER, ANSWER]
     assert answer.outputs[0].text == ANSWER
-    with pytest.raises(ClientClosed):
+    with pytest.raises(ClientClosed, match="Make a new LLM"):
         llm.generate("three")
 
 
@@ -183,6 +184,15 @@ def test_a_wrong_setting_is_refused_before_anything_starts(
 def test_a_model_that_is_not_there_is_refused_before_anything_starts() -> None:
     with pytest.raises(ModelError, match="/nowhere/at/all"):
         LLM("/nowhere/at/all")
+
+
+@pytest.mark.parametrize("wrong", [{"model": "/nowhere"}, {"max_num_seqs": "many"}], ids=str)
+def test_a_wrong_call_shows_the_callers_line_and_what_was_wrong(wrong: dict[str, str]) -> None:
+    with pytest.raises((ConfigError, ModelError)) as caught:
+        LLM(**wrong)
+
+    assert len(traceback.extract_tb(caught.value.__traceback__)) == 2  # this test's, and ours
+    assert caught.value.__suppress_context__
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

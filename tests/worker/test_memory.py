@@ -14,12 +14,13 @@ from tests.worker.groups import WorkerGroup
 from tests.worker.tiny_models import save_model
 from worker.budget import Measured, num_blocks_for
 from worker.config import RunnerConfig
-from worker.errors import PoolTooSmall
+from worker.errors import PoolTooLarge, PoolTooSmall
 from worker.host_memory import free_host_bytes, peak_growth
 from worker.kv_store import KVStore
 from worker.memory import measure_memory
 
 MIB = 2**20
+FREE = 2**30
 P = ParamSpec("P")
 T = TypeVar("T")
 GEOMETRY = KVGeometry(num_layers=2, num_kv_heads=2, head_bytes=8 * 4, block_size=4)
@@ -52,7 +53,7 @@ def growth_of_a_pool(num_blocks: int) -> int:
 
 
 def measured(budget_bytes: int) -> Measured:
-    return Measured(budget_bytes=budget_bytes, free_bytes=0, activation_bytes=0)
+    return Measured(budget_bytes=budget_bytes, free_bytes=FREE, activation_bytes=0)
 
 
 def fake_machine(
@@ -140,6 +141,16 @@ def test_configured_blocks_win_over_everything_and_are_taken_as_said() -> None:
     config = make_config(num_kv_blocks=3, kv_cache_memory_bytes=1)
 
     assert num_blocks_for(config, GEOMETRY, 40, measured(-5)) == 3
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{"kv_cache_memory_bytes": FREE + 1}, {"num_kv_blocks": FREE // GEOMETRY.block_bytes + 1}],
+)
+def test_more_than_is_free_is_refused_with_both_numbers(asked: dict[str, int]) -> None:
+    (setting,) = asked
+    with pytest.raises(PoolTooLarge, match=rf"{setting}=\d+ asks for 1,024\.0 MiB.*1,024\.0 MiB"):
+        num_blocks_for(make_config(**asked), GEOMETRY, 40, measured(MIB))
 
 
 @pytest.mark.parametrize("budget", [-MIB, 0, 10 * GEOMETRY.block_bytes - 1])

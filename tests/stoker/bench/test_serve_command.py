@@ -301,7 +301,7 @@ def test_wrong_options_are_wrong_usage(
         main(["bench", "serve", *arguments])
 
     assert ended.value.code == 2
-    assert "usage:" in capsys.readouterr().err
+    assert "--help` tells more" in capsys.readouterr().err
 
 
 def test_without_matplotlib_a_plot_is_refused_before_anything_is_sent(
