@@ -205,6 +205,10 @@ class Backend(Protocol):
         """
         ...
 
+    def give_up(self) -> None:
+        """Wait for no room any longer, since `close` comes next; from any thread, at once."""
+        ...
+
     def close(self, timeout_s: float) -> None:
         """End all ranks and all that `open` started."""
         ...

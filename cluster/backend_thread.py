@@ -109,9 +109,11 @@ class BackendThread:
     def close(self, timeout_s: float, patience_s: float) -> bool:
         """End everything; False if it takes longer than both together.
 
-        What waits to be done is dropped; what is being done may first come to its end.
+        What waits to be done is dropped; what is being done may first come to its end, unless it
+        waits for room.
         """
         self._is_closing.set()
+        self._backend.give_up()
         self._jobs.put(lambda: self._backend.close(timeout_s))
         self._jobs.put(None)
         self._thread.join(timeout_s + patience_s)

@@ -102,6 +102,9 @@ class LocalBackend:
     def stop(self, group: int, epoch: int, timeout_s: float) -> None:
         _end(self._ranks.pop((group, epoch), ()), timeout_s)
 
+    def give_up(self) -> None:
+        """Nothing here waits for room."""
+
     def close(self, timeout_s: float) -> None:
         ranks = [rank for group in self._ranks.values() for rank in group]
         self._ranks.clear()

@@ -6,6 +6,7 @@ Ray of our own is started on this host, with every socket on loopback, its own t
 files in a folder that `close` removes. Every wait on Ray has a limit and says what it waits for.
 """
 
+import threading
 import time
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
@@ -64,6 +65,7 @@ class RayBackend:
         self._spare: dict[int, Room] = {}
         """Room taken at the first `place` for the groups that are placed next."""
         self._has_reserved = False
+        self._is_over = threading.Event()
         self._avoided: frozenset[str] = frozenset()
 
     def open(self, timeout_s: float) -> str:
@@ -131,7 +133,7 @@ class RayBackend:
         from cluster.ray_room import wait_for_rooms
 
         try:
-            wait_for_rooms(rooms, deadline, self._patience_s, self._log)
+            wait_for_rooms(rooms, deadline, self._patience_s, self._is_over.is_set, self._log)
         except BaseException:
             self._spare.clear()
             for room in rooms:
@@ -161,6 +163,9 @@ class RayBackend:
         placed = self._groups.pop((group, epoch), None)
         if placed is not None:
             placed.end(timeout_s)
+
+    def give_up(self) -> None:
+        self._is_over.set()
 
     def close(self, timeout_s: float) -> None:
         for group, epoch in list(self._groups):

@@ -7,7 +7,7 @@ onto as few nodes as it can.
 
 import contextlib
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import ray
@@ -109,12 +109,17 @@ class Room:
 
 
 def wait_for_rooms(
-    rooms: Sequence[Room], deadline: float, patience_s: float, log: EventLog
+    rooms: Sequence[Room],
+    deadline: float,
+    patience_s: float,
+    is_over: Callable[[], bool],
+    log: EventLog,
 ) -> None:
     """Return when every room is there; say now and then what it waits for.
 
     Args:
         patience_s: for nodes that may still come, if those that are there could never do.
+        is_over: nobody wants the rooms any longer.
 
     Raises:
         BackendError: with what was asked, what is free, and what each node has.
@@ -125,7 +130,7 @@ def wait_for_rooms(
             return
         now = time.monotonic()
         is_hopeless = now >= began + patience_s and not _could_ever_fit(rooms)
-        if is_hopeless or now >= deadline:
+        if is_hopeless or now >= deadline or is_over():
             raise BackendError(no_room(rooms, list_nodes(rooms[0].avoided)))
         if now >= next_line:
             next_line = now + SAY_EVERY_S

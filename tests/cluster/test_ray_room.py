@@ -1,7 +1,12 @@
 """Who shares a node, and what is said when there is no room; without a Ray."""
 
+import time
 from dataclasses import dataclass, field
 
+import pytest
+
+from cluster import ray_room
+from cluster.errors import BackendError
 from cluster.logs import EventLog
 from cluster.ray_backend import RayBackend
 from cluster.ray_rank import RankSite
@@ -22,6 +27,21 @@ class TakenRoom:
 
     def nodes(self) -> list[str]:
         return self.where
+
+
+@dataclass(frozen=True)
+class ComingRoom(TakenRoom):
+    """One that is never there."""
+
+    waits_s: list[float] = field(default_factory=list)
+
+    def is_there(self, timeout_s: float) -> bool:
+        self.waits_s.append(timeout_s)
+        assert len(self.waits_s) == 1, "it is waited for again"
+        return False
+
+    def give_back(self) -> None:
+        """Nothing was taken."""
 
 
 def site(node: str, num_cores: int) -> RankSite:
@@ -48,6 +68,18 @@ def test_a_group_alone_on_its_node_has_all_of_it() -> None:
     counts, cores = backend_with({0: ["a"], 1: ["b"]})._shares(1, [site("b", 3)])
 
     assert (counts, cores) == ([1], [(0, 1, 2)])
+
+
+def test_a_wait_for_room_ends_when_nobody_wants_it_any_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ray_room, "list_nodes", lambda avoided=(): [])
+    backend = backend_with({})
+    backend._patience_s = 3600.0
+    backend.give_up()
+
+    with pytest.raises(BackendError, match="no room: asked for 2 CPU"):
+        backend._wait_for([ComingRoom(["a", "a"])], time.monotonic() + 3600)
 
 
 def test_case_105_where_there_is_no_room_asked_free_and_each_node_are_named() -> None:
