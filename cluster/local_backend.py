@@ -21,7 +21,7 @@ from msgspec.structs import replace
 from cluster.backend import Place, RankExit, Report, WorkerLaunch, encode_launch
 from cluster.cores import deal_cores
 from cluster.errors import BackendError
-from cluster.logs import EventLog
+from cluster.logs import EventLog, is_routine
 from cluster.weight_keeper import WeightKeeper
 
 WORKER_COMMAND = (sys.executable, "-P", "-m", "cluster.worker_main")
@@ -164,7 +164,8 @@ class _LocalRank:
         with self._process.stdout as output:
             for data in output:
                 line = data.decode(errors="replace").rstrip()
-                self._last_words.append(line)
+                if not is_routine(line):
+                    self._last_words.append(line)
                 self._log.relay(f"worker {self._launch.name}", line)
 
     def _watch(self) -> None:

@@ -40,6 +40,12 @@ def show_events(process: str, level: str = "info", stream: TextIO | None = None)
     root.propagate = False
 
 
+def is_routine(line: str) -> bool:
+    """Whether another process's line is an event that explains no failure: below a warning."""
+    event = _EVENT_LINE.fullmatch(line)
+    return event is not None and event["level"] in ("DEBUG", "INFO")
+
+
 class EventLog:
     """Names events of one part of the program; its own ids go into each line."""
 

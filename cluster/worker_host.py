@@ -409,7 +409,8 @@ class WorkerHost:
         launch = self._launch
         is_explained = isinstance(error, EXPLAINED)
         text = str(error) if is_explained else f"{type(error).__name__}: {error}"
-        self._log.error("worker_failed", step=self._step, error=text)
+        tell = self._log.info if is_explained else self._log.error  # the engine says it, too
+        tell("worker_failed", step=self._step, error=text)
         if not is_explained:
             traceback.print_exception(error)
         try:
@@ -425,4 +426,4 @@ class WorkerHost:
                 )
             )
         except LinkLost as lost:
-            self._log.error("engine_lost", step=self._step, error=lost)
+            self._log.error("engine_lost", step=self._step, error=lost, untold=text)

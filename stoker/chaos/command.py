@@ -3,6 +3,7 @@
 import argparse
 import random
 import sys
+from collections.abc import Callable
 from typing import get_args
 
 import msgspec
@@ -10,11 +11,14 @@ import msgspec
 from cluster.messages import Fault, FaultKind, InjectFault
 from scheduler.errors import InvalidRequest
 from stoker.chaos.link import ChaosLink
-from stoker.chaos.orders import Drawer, Order
+from stoker.chaos.orders import Drawer, Order, Shape
 from stoker.chaos.storm import FaultReport, Storm
 from stoker.chaos.watch import ClusterWatch
 from stoker.cli import EXIT_FAILED, EXIT_OK
 from stoker.running import running_clusters
+
+NOTICE_S = 1.0
+"""Until the watch has heard of a group that was lost."""
 
 
 def add_chaos_arguments(parser: argparse.ArgumentParser) -> None:
@@ -105,7 +109,7 @@ def chaos(arguments: argparse.Namespace) -> int:
     ):
         storm = Storm(link, watch, report, watch_s=arguments.watch, mend_s=arguments.timeout)
         if arguments.random:
-            _at_random(arguments, storm, watch)
+            at_random(arguments, storm, lambda: watch.shape)
         else:
             storm.let_happen(_order(arguments))
             storm.settle()
@@ -130,7 +134,12 @@ def _order(arguments: argparse.Namespace) -> Order:
     return Order(arguments.kind, asked)
 
 
-def _at_random(arguments: argparse.Namespace, storm: Storm, watch: ClusterWatch) -> None:
+def at_random(arguments: argparse.Namespace, storm: Storm, shape_now: Callable[[], Shape]) -> None:
+    """Let as many faults happen as were asked for, drawn one by one.
+
+    Raises:
+        InvalidRequest: the cluster does not allow it, or there is no such fault.
+    """
     kinds = frozenset(arguments.kinds.split(",")) if arguments.kinds else frozenset()
     unknown = sorted(kinds - set(get_args(FaultKind)))
     if unknown:
@@ -144,5 +153,10 @@ def _at_random(arguments: argparse.Namespace, storm: Storm, watch: ClusterWatch)
     for _ in range(arguments.count):
         storm.wait_whole()
         storm.pause(chance.uniform(0.0, arguments.pause))
-        storm.let_happen(drawer.draw(watch.shape))
+        order = drawer.draw(shape_now())
+        if not storm.try_to_let_happen(order):
+            # Who is meant has died of the fault before, of which the watch had not heard yet.
+            storm.pause(NOTICE_S)
+            storm.wait_whole()
+            storm.let_happen(order)
     storm.settle()

@@ -6,7 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from stoker.cli import EXIT_FAILED, EXIT_OK, main
+from scheduler.errors import InvalidRequest
+from stoker.chaos.command import at_random
+from stoker.chaos.orders import Order, Shape
+from stoker.chaos.storm import Storm
+from stoker.cli import EXIT_FAILED, EXIT_OK, main, make_parser
 from tests.cluster.cluster_rig import Rig, wait_for_status
 
 
@@ -55,6 +59,36 @@ def test_what_cannot_be_broken_is_refused_with_what_can(
 ) -> None:
     assert main(["chaos", *given, f"--address={rig.front}"]) == EXIT_FAILED
     assert complaint in capsys.readouterr().err
+
+
+class BusyStorm(Storm):
+    """One whose cluster has just lost who is meant, as often as a test says."""
+
+    def __init__(self, num_refusals: int) -> None:
+        self.num_refusals = num_refusals
+        self.happened: list[Order] = []
+
+    def let_happen(self, order: Order) -> None:
+        if self.num_refusals:
+            self.num_refusals -= 1
+            raise InvalidRequest("no rank that is loaded is meant")
+        self.happened.append(order)
+
+    def pause(self, seconds: float) -> None:
+        """No time passes."""
+
+    wait_whole = settle = lambda self: None
+
+
+def test_a_fault_at_who_has_just_died_waits_until_the_cluster_is_whole() -> None:
+    shape = Shape((0, 1), 2, ("",))
+    arguments = make_parser().parse_args(["chaos", "--random", "--count=3", "--kinds=kill"])
+    storm = BusyStorm(num_refusals=1)
+    at_random(arguments, storm, lambda: shape)
+    assert len(storm.happened) == 3
+
+    with pytest.raises(InvalidRequest, match="no rank"):
+        at_random(arguments, BusyStorm(num_refusals=2), lambda: shape)
 
 
 def test_faults_drawn_by_chance_are_told_one_by_one(
