@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from cluster.keys import ClientKeys
+from cluster.loss_reasons import LossReason
 
 
 class RunnerSpec(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -148,6 +149,8 @@ class RankExit:
     some on its standard error."""
     was_asked: bool = False
     """It ended because `stop` or `close` ended it."""
+    reason: LossReason = "died"
+    """What its group is lost for, if it was not asked."""
 
 
 Report: TypeAlias = Callable[[RankExit], None]

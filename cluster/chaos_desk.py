@@ -58,6 +58,7 @@ class ChaosDesk:
                 continue
             for number, rank in group.ranks.items():
                 if asked.rank in (-1, number) and asked.node in ("", rank.hello.host):
+                    group.was_hit = True
                     self._order(rank.peer, rank.hello, fault)
                     ranks.append((group.group, number))
         return FaultInjected(

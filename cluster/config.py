@@ -257,8 +257,8 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     poison_after: Annotated[
         NotNegative,
         setting(
-            "Failures of a group, without a token in between, after which a request that was "
-            "computed each time is given up; 0: never."
+            "Failures of a group that a request can cause, after which one that was computed each "
+            "time and got no further in between is given up; 0: never."
         ),
     ] = 2
     no_workers_s: Annotated[

@@ -21,9 +21,10 @@ from cluster.doctor.alike import Leader
 from cluster.engine_launch import EngineLaunch, GroupEpoch
 from cluster.front_desk import FrontDesk
 from cluster.group_orders import GroupOrders
-from cluster.groups import LossReason, RestartPolicy, WorkerGroup
+from cluster.groups import RestartPolicy, WorkerGroup
 from cluster.lanes import Lane
 from cluster.logs import EventLog
+from cluster.loss_reasons import LossReason
 from cluster.messages import (
     AvoidNodes,
     Change,
@@ -207,8 +208,7 @@ class GroupDesk:
             case WorkerLeft(peer=peer, group=number):
                 self._orders.follow(self._groups[number].left(peer, now), now)
             case WorkerFailed(group=number, epoch=epoch, rank=rank, message=why, step=step):
-                reason: LossReason = "raised" if event.key else "died"
-                self.fail(number, epoch, rank, why, now, reason=reason, step=step)
+                self.fail(number, epoch, rank, why, now, reason=event.reason, step=step)
             case GroupStopped(group=number, epoch=epoch):
                 self._stopped(number, epoch, now)
             case RenewGroups():

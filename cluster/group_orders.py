@@ -24,6 +24,7 @@ from cluster.groups import (
     SizePool,
     Start,
     WorkerGroup,
+    held_against,
     why_lost,
 )
 from cluster.lanes import Lane
@@ -162,13 +163,17 @@ class GroupOrders:
         self._log.info("group_draining" if drains else "group_stays", group=number)
         self._front.queue(self.scheduler.drain_group(number, now, drains=drains))
 
-    def _retire(self, retired: Retire, now: float) -> None:
-        """Let a group go; what still ran there waits for another one."""
+    def _retire(self, retired: Retire, now: float, failure: str = "") -> None:
+        """Let a group go; what still ran there waits for another one.
+
+        Args:
+            failure: if it did not go in order, and a request may be the cause.
+        """
         number, num_moved = retired.group, 0
         if self.lanes.pop(number, None) is not None:
             assert self.scheduler is not None
             num_moved = self.scheduler.groups[number].num_running
-            self._front.queue(self.scheduler.lose_group(number, now))
+            self._take_back(self.scheduler, self._groups[number], failure, now)
         self._log.info(
             "group_retired",
             group=number,
@@ -182,7 +187,7 @@ class GroupOrders:
     def _lose(self, lost: Lose, now: float) -> None:
         """Take a group's sequences back; if nobody is left to compute them, end them."""
         if lost.retires:
-            self._retire(Retire(lost.group, lost.epoch), now)
+            self._retire(Retire(lost.group, lost.epoch), now, held_against(lost))
             return
         group = self._groups[lost.group]
         lane = self.lanes.pop(lost.group, None)
@@ -193,7 +198,7 @@ class GroupOrders:
         if lane is not None:
             assert self.scheduler is not None
             moved = self.scheduler.groups[lost.group].sequences
-            self._take_back(self.scheduler, group, why, now)
+            self._take_back(self.scheduler, group, held_against(lost), now)
             lost = replace(lost, restarts=group.restarts)
         self._log.error(
             "group_lost",
@@ -226,11 +231,13 @@ class GroupOrders:
         if not any(group.has_hope for group in self._groups.values()):
             self.end_waiting(now)
 
-    def _take_back(self, scheduler: Scheduler, group: WorkerGroup, why: str, now: float) -> None:
+    def _take_back(
+        self, scheduler: Scheduler, group: WorkerGroup, failure: str, now: float
+    ) -> None:
         """The scheduler's part of a loss. A request that is found to be its cause has ended, and
         the group is not to blame."""
         num_before = scheduler.counters.poisoned
-        self._front.queue(scheduler.lose_group(group.group, now, why))
+        self._front.queue(scheduler.lose_group(group.group, now, failure))
         if scheduler.counters.poisoned > num_before:
             self._log.warning("request_given_up", group=group.group, reason="poison")
             group.excuse()

@@ -25,12 +25,14 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from cluster.engine_launch import GroupEpoch
+from cluster.loss_reasons import BY_REQUESTS, LossReason
 from cluster.messages import NodeFacts, RankPhase, RankStatus, WorkerGreeting, WorkerHello
 from cluster.node_address import names_of
 from cluster.start_watch import phase_text, progress_of
 
-EXPLANATION_S = 0.25
-"""How long the loss of a rank waits for its reason. More: better messages, later recovery."""
+EXPLANATION_S = 1.0
+"""How long the loss of a rank waits for its reason. More: better messages, requests that make ranks
+die are found out more surely, and what nobody explains is got over later."""
 
 RANK_BYTES = 170 << 20
 """Of a CPU rank's process beside weights, steps and K/V."""
@@ -38,11 +40,6 @@ RANK_BYTES = 170 << 20
 State: TypeAlias = Literal[
     "starting", "sizing", "ready", "lost", "waiting", "stopped", "draining", "retiring", "retired"
 ]
-
-LossReason: TypeAlias = Literal["died", "raised", "hung", "cut", "wrong", "start"]
-"""Why a group was lost: a process of it ended; a rank raised an error; a step was not answered in
-time; a rank's connection ended and nobody says why; a rank answered what it was not asked; it was
-not ready yet, whatever happened."""
 
 GONE: tuple[State, ...] = ("stopped", "retiring", "retired")
 """States in which a group computes nothing and will not by itself."""
@@ -103,6 +100,8 @@ class Lose:
     reason: LossReason = "died"
     retires: bool = False
     """It was about to leave anyway."""
+    was_hit: bool = False
+    """A fault was ordered for it."""
 
 
 def why_lost(lost: Lose) -> str:
@@ -110,6 +109,11 @@ def why_lost(lost: Lose) -> str:
     who = f"rank {lost.rank} of group {lost.group}" if lost.rank >= 0 else f"group {lost.group}"
     when = f" at step {lost.step}" if lost.step else ""
     return f"{who} failed{when}: {lost.message}"
+
+
+def held_against(lost: Lose) -> str:
+    """The same, if the requests that it was computing may be the cause; else nothing."""
+    return why_lost(lost) if lost.reason in BY_REQUESTS and not lost.was_hit else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +204,11 @@ class WorkerGroup:
         self._policy = policy
         self._start_timeout_s = start_timeout_s
         self._wake_at: float | None = now + start_timeout_s
-        self._left: tuple[int, float] | None = None
-        """A rank whose connection ended, and until when somebody may say why."""
+        self._left: tuple[int, float, str, int] | None = None
+        """A rank whose connection to us or to another rank ended, until when somebody may say why,
+        what we say else, and at which step."""
+        self.was_hit = False
+        """Whether a fault was ordered for it in this epoch."""
         self._was_ever_ready = False
         self._ready_since = 0.0
         self._num_in_row = 0
@@ -403,9 +410,18 @@ class WorkerGroup:
         step: int = 0,
         now: float,
     ) -> list[Instruction]:
-        """A rank, or the group (-1), cannot go on. Only the first failure of an epoch counts."""
+        """A rank, or the group (-1), cannot go on. Only the first failure of an epoch counts, but
+        that something was cut waits for a better explanation."""
         if epoch != self.epoch or self.state not in ("starting", "sizing", "ready", "draining"):
             return []
+        if reason == "cut":
+            self._left = self._left or (rank, now + EXPLANATION_S, message, step)
+            return []
+        return self._lost(rank, message, reason, step, now)
+
+    def _lost(
+        self, rank: int, message: str, reason: LossReason, step: int, now: float
+    ) -> list[Instruction]:
         retires = self.state == "draining"
         was_ready = self.state in ("ready", "draining")
         if was_ready and now - self._ready_since >= self._policy.stable_s:
@@ -416,7 +432,7 @@ class WorkerGroup:
         return [
             Lose(
                 group=self.group,
-                epoch=epoch,
+                epoch=self.epoch,
                 message=message,
                 rank=rank,
                 step=step,
@@ -424,6 +440,7 @@ class WorkerGroup:
                 restarts=self._may_restart and not retires,
                 reason=reason if was_ready else "start",
                 retires=retires,
+                was_hit=self.was_hit,
             )
         ]
 
@@ -440,15 +457,15 @@ class WorkerGroup:
     def left(self, peer: bytes, now: float) -> list[Instruction]:
         """The connection of a rank ended. Whoever watches its process may say why in a moment."""
         number = self.rank_of(peer)
-        if number is not None and self._left is None:
-            self._left = (number, now + EXPLANATION_S)
-        return []
+        if number is None:
+            return []
+        return self.failed(self.epoch, number, "its connection ended", reason="cut", now=now)
 
     def stopped(self, epoch: int, now: float) -> list[Instruction]:
         """No process of this epoch is left."""
         if epoch != self.epoch:
             return []
-        lost = self.failed(epoch, -1, "all its processes ended", now=now)
+        lost = self.failed(epoch, -1, "all its processes ended", reason="ended", now=now)
         if self.state == "retiring":
             self.state = "retired"
         if self.state in ("retired", "lost") and self._num_promised:
@@ -519,6 +536,7 @@ class WorkerGroup:
 
     def _start(self, now: float) -> Start:
         self.epoch += 1
+        self.was_hit = False
         self.state = "starting"
         self._wake_at = now + self._start_timeout_s
         return Start(self.group, self.epoch)
@@ -526,9 +544,8 @@ class WorkerGroup:
     def tick(self, now: float) -> list[Instruction]:
         """Time has passed: a pause may be over, or a start may have taken too long."""
         if self._left is not None and now >= self._left[1]:
-            return self.failed(
-                self.epoch, self._left[0], "its connection ended", reason="cut", now=now
-            )
+            rank, _, message, step = self._left
+            return self._lost(rank, message, "cut", step, now)
         if self._wake_at is None or now < self._wake_at:
             return []
         if self.state == "waiting":

@@ -17,6 +17,7 @@ from cluster.backend import WorkerLaunch
 from cluster.errors import LinkLost
 from cluster.links import DealerLink, LinkLimits
 from cluster.logs import EventLog
+from cluster.loss_reasons import EXIT_FENCED
 from cluster.messages import Refusal, Stop, WorkerLease
 from cluster.wakeup import WakePipe
 from cluster.wire import FROM_ENGINE, PROTOCOL_VERSION, TO_ENGINE
@@ -32,8 +33,6 @@ PAUSE_S = 0.1
 
 JOIN_S = 1.0
 """For the thread to end with its rank; it ends nobody from then on."""
-
-EXIT_FENCED = 4
 
 
 class Lease:

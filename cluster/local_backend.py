@@ -22,6 +22,7 @@ from cluster.backend import Place, RankExit, Report, WorkerLaunch, encode_launch
 from cluster.cores import deal_cores
 from cluster.errors import BackendError
 from cluster.logs import EventLog, is_routine
+from cluster.loss_reasons import reason_of_exit
 from cluster.weight_keeper import WeightKeeper
 
 WORKER_COMMAND = (sys.executable, "-P", "-m", "cluster.worker_main")
@@ -170,6 +171,7 @@ class _LocalRank:
 
     def _watch(self) -> None:
         code = self._process.wait()
+        was_asked = self._was_asked  # not later: it may be asked to end when it is gone already
         self._listener.join(timeout=LAST_WORDS_WAIT_S)
         self._report(
             RankExit(
@@ -177,9 +179,10 @@ class _LocalRank:
                 epoch=self._launch.epoch,
                 rank=self._launch.rank,
                 message=describe_exit(
-                    self._process.pid, code, () if self._was_asked else tuple(self._last_words)
+                    self._process.pid, code, () if was_asked else tuple(self._last_words)
                 ),
-                was_asked=self._was_asked,
+                was_asked=was_asked,
+                reason=reason_of_exit(code),
             )
         )
 

@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 from msgspec import Struct
 
 from cluster.frontend.tokenizer_files import TokenizerFiles
+from cluster.loss_reasons import LossReason
 from scheduler.arrays import NO_FLOAT32, NO_INT32, Float32Array, Int32Array
 from scheduler.plan import StepPlan, StepResult
 from scheduler.request import Abort, Rejection, Request, TokenBatch
@@ -606,6 +607,7 @@ class WorkerFailed(
     """As in `WorkerHello`, which has not been said when loading fails."""
     step: int = 0
     """The step it was computing; 0: none."""
+    reason: LossReason = "died"
 
 
 class Stop(Struct, frozen=True, tag_field="type", tag="stop"):

@@ -145,9 +145,10 @@ ENGINE: Sequence[Family] = (
     _counter(
         "group_restarts",
         "Starts of worker groups after a loss, by why they were lost: `died` (a process of it "
-        "ended), `raised` (a rank raised an error), `hung` (a step was not answered in time), "
-        "`cut` (a connection ended), `wrong` (a rank answered what it was not asked), `start` (it "
-        "was not ready yet).",
+        "died), `raised` (a rank raised an error), `hung` (a step was not answered in time), "
+        "`wrong` (a rank answered what it was not asked), `cut` (a connection ended), `node` (its "
+        "node was lost), `ended` (somebody ended a process of it), `start` (it was not ready "
+        "yet).",
         "reason",
     ),
     _counter("dropped_tokens", "Tokens sampled for requests that had ended meanwhile."),

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from cluster.backend import RankExit, Report, WorkerLaunch, encode_launch
 from cluster.errors import BackendError
+from cluster.loss_reasons import LossReason, reason_of_exit
 
 if TYPE_CHECKING:  # Ray reads its settings from the environment when it is imported
     from ray import ObjectRef
@@ -112,12 +113,12 @@ class RankGroup:
                 ended, left = ray.wait(left, num_returns=1, timeout=None)
             except Exception as error:  # Ray itself is gone, and with it every actor
                 for run in left:
-                    self._tell(rank_of[run], f"Ray is gone: {error}")
+                    self._tell(rank_of[run], f"Ray is gone: {error}", "node")
                 return
             for run in ended:
-                self._tell(rank_of[run], _how_it_ended(run))
+                self._tell(rank_of[run], *_how_it_ended(run))
 
-    def _tell(self, rank: int, message: str) -> None:
+    def _tell(self, rank: int, message: str, reason: LossReason) -> None:
         self._report(
             RankExit(
                 group=self._group,
@@ -125,6 +126,7 @@ class RankGroup:
                 rank=rank,
                 message=message,
                 was_asked=self._was_asked,
+                reason=reason,
             )
         )
 
@@ -152,11 +154,19 @@ def _get(refs: "list[ObjectRef[_T]]", deadline: float, what: str) -> list[_T]:
         raise BackendError(f"while waiting for {what}: {error}") from error
 
 
-def _how_it_ended(run: "ObjectRef[int]") -> str:
+def _how_it_ended(run: "ObjectRef[int]") -> tuple[str, LossReason]:
     import ray
 
     try:
         code = ray.get(run)
     except ray.exceptions.RayError as error:
-        return f"the actor ended: {' '.join(str(error).split())}"
-    return f"the actor exited with code {code}"
+        text = " ".join(str(error).split())
+        return f"the actor ended: {text}", reason_in(text)
+    return f"the actor exited with code {code}", reason_of_exit(code)
+
+
+def reason_in(text: str) -> LossReason:
+    """What Ray says of an actor's end: it has no other way to tell these apart."""
+    if "its node has died" in text or "node was terminated" in text:
+        return "node"
+    return "ended" if "was killed by `ray.kill`" in text else "died"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cluster.groups import Instruction, LetLoad, Lose, Refuse, Retire, Serve, SizePool, Start
+from cluster.loss_reasons import REASONS
 from scheduler.meter import LATENCY_S, Histogram
 from scheduler.scheduler import Scheduler
 from scheduler.sequences import Sequence as Moved
@@ -26,9 +27,6 @@ PHASES = (
 process of it was left, `paused`: until it was started again, `respawned`: until all its ranks had
 come, `weights`: until they had loaded, `allocated`: until it served. From the loss on, `ready`:
 until it served, `first_token`: until one of its streams went on, wherever."""
-
-REASONS = ("died", "raised", "hung", "cut", "wrong", "start")
-"""As `cluster.groups.LossReason`."""
 
 
 @dataclass(slots=True)
@@ -80,7 +78,7 @@ class Recoveries:
     def __init__(self) -> None:
         self._open: dict[int, Recovery] = {}
         self.seconds = {phase: Histogram(LATENCY_S) for phase in PHASES}
-        self.num_restarts = dict.fromkeys(REASONS, 0)
+        self.num_restarts: dict[str, int] = dict.fromkeys(REASONS, 0)
 
     def __len__(self) -> int:
         return len(self._open)

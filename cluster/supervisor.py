@@ -48,6 +48,7 @@ from cluster.group_ledger import GroupLedger
 from cluster.keys import remove_key_file, write_key_file
 from cluster.launch_plan import LaunchPlan
 from cluster.logs import EventLog
+from cluster.loss_reasons import LossReason
 from cluster.messages import (
     AvoidNodes,
     BeginUpgrade,
@@ -396,10 +397,12 @@ class Supervisor:
         level = self._log.info if gone.was_asked or self._is_ending else self._log.warning
         level("rank_exited", group=gone.group, epoch=gone.epoch, rank=gone.rank, how=gone.message)
         if not gone.was_asked:
-            self._failed(gone.group, gone.epoch, gone.rank, gone.message)
+            self._failed(gone.group, gone.epoch, gone.rank, gone.message, gone.reason)
 
-    def _failed(self, group: int, epoch: int, rank: int, message: str) -> None:
-        failure = WorkerFailed(group=group, epoch=epoch, rank=rank, message=message)
+    def _failed(
+        self, group: int, epoch: int, rank: int, message: str, reason: LossReason = "died"
+    ) -> None:
+        failure = WorkerFailed(group=group, epoch=epoch, rank=rank, message=message, reason=reason)
         self._groups.failed(failure)
         self._engine.send(failure)
 

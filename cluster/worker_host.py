@@ -24,6 +24,13 @@ from cluster.faults import Faults
 from cluster.lease import Lease
 from cluster.links import DealerLink, LinkLimits
 from cluster.logs import EventLog
+from cluster.loss_reasons import (
+    EXIT_DONE,
+    EXIT_FAILED,
+    EXIT_NO_ENGINE,
+    EXIT_PEER_LOST,
+    LossReason,
+)
 from cluster.messages import (
     Fault,
     FromEngine,
@@ -43,6 +50,7 @@ from cluster.wire import FROM_ENGINE, PROTOCOL_VERSION, TO_ENGINE
 from scheduler.plan import StepPlan, StepResult
 from worker.errors import ModelError as UnusableModel
 from worker.errors import PoolTooLarge, PoolTooSmall
+from worker.parallel_errors import PeerLost
 from worker.shards import ImpossibleShards
 from worker.stages import ImpossibleStages
 
@@ -63,9 +71,6 @@ TELL_EVERY_S = 1.0
 """How often the engine is told how much was read."""
 
 Expected = TypeVar("Expected")
-
-EXIT_DONE, EXIT_FAILED, EXIT_NO_ENGINE = 0, 1, 3
-
 
 LOOK_S = 0.0001
 """While a device computes, how often its host looks for the next plan and for the end."""
@@ -176,11 +181,15 @@ class WorkerHost:
         except LinkLost as error:
             self._log.error("engine_lost", step=self._step, error=error)
             code = EXIT_NO_ENGINE
+        except PeerLost as error:  # who is to blame, others say
+            self._report(error, "cut")
+            code = EXIT_PEER_LOST
         except Exception as error:
-            self._report(error)
+            self._report(error, "raised")
             code = EXIT_FAILED
         finally:
-            self._link.close(linger_s=LAST_WORDS_S if code == EXIT_FAILED else 0.0)
+            has_reported = code in (EXIT_FAILED, EXIT_PEER_LOST)
+            self._link.close(linger_s=LAST_WORDS_S if has_reported else 0.0)
             if self._runner is not None:
                 self._runner.close()
         return code
@@ -404,7 +413,7 @@ class WorkerHost:
     def _send(self, message: ToEngine) -> None:
         self._link.send(TO_ENGINE.encode(message))
 
-    def _report(self, error: Exception) -> None:
+    def _report(self, error: Exception, reason: LossReason) -> None:
         """Tell the engine what broke, where it can be told."""
         launch = self._launch
         is_explained = isinstance(error, EXPLAINED)
@@ -423,6 +432,7 @@ class WorkerHost:
                     step=self._step,
                     message=text,
                     key=launch.key,
+                    reason=reason,
                 )
             )
         except LinkLost as lost:

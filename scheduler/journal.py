@@ -43,7 +43,7 @@ class GroupLost(Struct, frozen=True, kw_only=True, tag_field="event", tag="group
     now: float
     group: int
     failure: str = ""
-    """What went wrong; empty: it left in order."""
+    """What went wrong; empty: no request can have caused it."""
 
 
 class Submitted(Struct, frozen=True, kw_only=True, tag_field="event", tag="submitted"):

@@ -53,9 +53,9 @@ class Request(
     """Prefixes are reused only between requests of the same salt."""
     timeout_s: float | None = None
     """Seconds from its first arrival after which the request ends wherever it is."""
-    num_deaths: int = 0
-    """Failures of worker groups while it was computed, with no progress in between, as far as they
-    are known from elsewhere."""
+    deaths: tuple[str, ...] = ()
+    """Of a continuation: failures of worker groups while another engine had it computed, with no
+    progress in between, as that engine has told (`Suspected`)."""
     label: str = ""
     """The client's own name for it, for logs; need not be unique."""
     output: Int32Array = NO_INT32
@@ -115,6 +115,14 @@ class Ended(Struct, frozen=True, kw_only=True, omit_defaults=True):
     that gave the request up."""
 
 
+class Suspected(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What is held against a request from now on, for its next engine to know."""
+
+    handle: int
+    deaths: tuple[str, ...] = ()
+    """Failures of worker groups while it was computed; none: it has got further since."""
+
+
 class TokenBatch(
     Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="type", tag="tokens"
 ):
@@ -130,5 +138,6 @@ class TokenBatch(
     """[N] `Finish` codes; an empty column means that no row ends"""
     started: tuple[Started, ...] = ()
     ended: tuple[Ended, ...] = ()
+    suspected: tuple[Suspected, ...] = ()
     logprobs: LogprobRows | None = None
     """Rows refer to rows of `handle`; only for requests that asked."""

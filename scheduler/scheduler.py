@@ -14,7 +14,7 @@ import numpy as np
 
 from scheduler import journal as events
 from scheduler.admission import AdmissionRules
-from scheduler.arrays import IndexArray, int32
+from scheduler.arrays import NO_INT32, IndexArray, int32
 from scheduler.budget import StepBudget
 from scheduler.config import ModelLimits, SchedulerConfig
 from scheduler.draft import StepDraft
@@ -25,7 +25,7 @@ from scheduler.placement import Placement
 from scheduler.plan import StepPlan, StepResult
 from scheduler.policy import sort_key
 from scheduler.queue_gate import QueueGate
-from scheduler.request import Ended, Finish, Rejection, Request, TokenBatch
+from scheduler.request import Ended, Finish, Rejection, Request, Suspected, TokenBatch
 from scheduler.sequences import Sequence
 from scheduler.settling import settle
 from scheduler.stats import Counters, GroupStats, SchedulerStats
@@ -88,7 +88,7 @@ class Scheduler:
         """The group's K/V are gone: its sequences wait again, with all confirmed tokens.
 
         Args:
-            failure: what went wrong; empty: the group left in order. A request that is found to
+            failure: what went wrong; empty: no request can have caused it. One that is found to
                 be the cause ends with an error.
         """
         self._record(events.GroupLost(now=now, group=group_id, failure=failure))
@@ -102,8 +102,21 @@ class Scheduler:
         ended = []
         if culprit := self._suspects.culprit(struck):
             self.counters.poisoned += 1
+            struck.remove(culprit)
             ended = self._finish_early([culprit], Finish.ERROR, self._suspects.why(culprit), now)
-        return ended + self._fit_waiting(now)
+        return ended + self._suspicions(struck) + self._fit_waiting(now)
+
+    def _suspicions(self, sequences: list[Sequence]) -> list[Outgoing]:
+        """Tell the clients of these what is held against them now."""
+        by_client: dict[int, list[Suspected]] = {}
+        for sequence in sequences:
+            deaths = self._suspects.failures(sequence)
+            told = Suspected(handle=sequence.request.handle, deaths=deaths)
+            by_client.setdefault(sequence.client, []).append(told)
+        return [
+            Outgoing(client, TokenBatch(handle=NO_INT32, suspected=tuple(told)))
+            for client, told in by_client.items()
+        ]
 
     def _fit_waiting(self, now: float) -> list[Outgoing]:
         """No sequence may grow beyond the largest pool there is; some have reached it already."""
@@ -397,6 +410,7 @@ class Scheduler:
             self.counters.stale_results += 1
             return []
         self._gate.stay_time.pass_time(self.num_running, now)
+        answered = group.unanswered[0] if group.unanswered else None
         settled = settle(group, result, now)
         self.counters.output_tokens += len(settled.outbox.token)
         self.counters.dropped_tokens += settled.num_dropped
@@ -407,8 +421,9 @@ class Scheduler:
             self.meter.started(sequence, now)
         for sequence, finish in settled.finished:
             self._end(sequence, finish, now)
-        if len(self._suspects):
-            self._suspects.went_on(group)
+        cleared: list[Outgoing] = []
+        if len(self._suspects) and answered is not None:
+            cleared = self._suspicions(self._suspects.went_on(answered))
         for sequence in group.returned():
             self.waiting.add(sequence)
         if self._journal is not None:
@@ -420,7 +435,7 @@ class Scheduler:
                     finished=[sequence.serial for sequence, _ in settled.finished],
                 )
             )
-        return settled.outbox.batches()
+        return cleared + settled.outbox.batches()
 
     # --- figures ---
 

@@ -9,18 +9,20 @@ is held against nobody who got further in between.
 
 from dataclasses import dataclass, field
 
-from scheduler.group import Group
+from scheduler.group import Group, Issued
 from scheduler.sequences import Sequence
+
+_MOST_CHARACTERS = 1000
+"""Of what is told of one failure."""
 
 
 @dataclass(slots=True)
 class _Suspect:
     sequence: Sequence
-    num_failures: int
-    end: int
-    """Position after its slice; a longer sequence is past it."""
+    end: int = 0
+    """Position after its slice, which it is past when it has been computed up to there."""
     failures: list[str] = field(default_factory=list)
-    """What is known of each, as far as it was seen here."""
+    """What is known of each."""
 
 
 class Suspects:
@@ -35,18 +37,18 @@ class Suspects:
     def __len__(self) -> int:
         return len(self._by_serial)
 
-    def num_failures(self, sequence: Sequence) -> int:
-        """Failures that it was part of, without getting further since the first of them."""
+    def failures(self, sequence: Sequence) -> tuple[str, ...]:
+        """Those that it was part of, without getting further since the first of them."""
         suspect = self._by_serial.get(sequence.serial)
-        return 0 if suspect is None else suspect.num_failures
+        return () if suspect is None else tuple(suspect.failures)
 
     def came(self, sequence: Sequence) -> None:
         """A request that was a suspect elsewhere is one here."""
-        if sequence.request.num_deaths:
+        if sequence.request.deaths:
             self._by_serial[sequence.serial] = _Suspect(
                 sequence,
-                sequence.request.num_deaths,
                 end=len(sequence.tokens) + self._most_unanswered,
+                failures=list(sequence.request.deaths),
             )
 
     def left(self, sequence: Sequence) -> None:
@@ -55,15 +57,16 @@ class Suspects:
 
     def group_failed(self, group: Group, failure: str) -> list[Sequence]:
         """Note whose slices were not answered, while they are in the group; returns them."""
+        if not self._poison_after:
+            return []
         ends: dict[int, int] = {}
         for issued in group.unanswered:
             ends |= dict(zip(issued.serial.tolist(), issued.end.tolist(), strict=True))
         struck = [sequence for sequence in group.sequences if sequence.serial in ends]
         for sequence in struck:
-            suspect = self._by_serial.setdefault(sequence.serial, _Suspect(sequence, 0, 0))
-            suspect.num_failures += 1
+            suspect = self._by_serial.setdefault(sequence.serial, _Suspect(sequence))
             suspect.end = max(suspect.end, ends[sequence.serial])
-            suspect.failures.append(failure)
+            suspect.failures.append(failure[:_MOST_CHARACTERS])
         return struck
 
     def culprit(self, struck: list[Sequence]) -> Sequence | None:
@@ -73,10 +76,10 @@ class Suspects:
 
     def why(self, culprit: Sequence) -> str:
         """What its client is told."""
-        suspect = self._by_serial[culprit.serial]
-        known = "".join(f"\n{at}. {text}" for at, text in enumerate(suspect.failures, 1))
+        failures = self.failures(culprit)
+        known = "".join(f"\n{at}. {text}" for at, text in enumerate(failures, 1))
         return (
-            f"a worker group failed {suspect.num_failures} times while it computed this request, "
+            f"a worker group failed {len(failures)} times while it computed this request, "
             f"which got no further in between, so it is not computed again:{known}"
         )
 
@@ -90,17 +93,14 @@ class Suspects:
             if suspect.sequence.group_id == group.group_id
         )
 
-    def went_on(self, group: Group) -> None:
-        """Clear those in this group who are past the slice that they were suspected for."""
-        for suspect in list(self._by_serial.values()):
-            sequence = suspect.sequence
-            if sequence.group_id != group.group_id:
-                continue
-            length = len(sequence.tokens)
-            if sequence.slot >= 0:
-                length = int(group.running.confirmed[sequence.slot])
-            if length > suspect.end:
-                del self._by_serial[sequence.serial]
+    def went_on(self, answered: Issued) -> list[Sequence]:
+        """Clear those who are past the slice that they were suspected for; returns them."""
+        cleared = []
+        for serial, end in zip(answered.serial.tolist(), answered.end.tolist(), strict=True):
+            suspect = self._by_serial.get(serial)
+            if suspect is not None and end >= suspect.end:
+                cleared.append(self._by_serial.pop(serial).sequence)
+        return cleared
 
     def _is_accused(self, sequence: Sequence) -> bool:
-        return 0 < self._poison_after <= self.num_failures(sequence)
+        return 0 < self._poison_after <= len(self.failures(sequence))

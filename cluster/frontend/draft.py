@@ -86,14 +86,21 @@ class Draft:
         prompt = int32(self.prompt_token_ids)
         return [self._request(prompt, handle, i) for i, handle in enumerate(handles)]
 
-    def continuation(self, handle: int, index: int, output: Sequence[int], age_s: float) -> Request:
+    def continuation(
+        self,
+        handle: int,
+        index: int,
+        output: Sequence[int],
+        age_s: float,
+        deaths: tuple[str, ...] = (),
+    ) -> Request:
         """The request for output `index`, of which some tokens are here, for another engine."""
         request = self._request(int32(self.prompt_token_ids), handle, index)
         sampling = request.sampling
         if output:  # the prompt's log-probabilities came with the first token, or before
             sampling = msgspec.structs.replace(sampling, prompt_logprobs=None)
         return msgspec.structs.replace(
-            request, sampling=sampling, output=int32(output), age_s=age_s
+            request, sampling=sampling, output=int32(output), age_s=age_s, deaths=deaths
         )
 
     def last_adds_text(self, token_id: int) -> bool:

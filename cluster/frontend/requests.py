@@ -48,6 +48,8 @@ class LiveOutput:
         self.num_preemptions = 0
         self.lost_s: float | None = None
         """When its connection was lost, if it had no token since."""
+        self.deaths: tuple[str, ...] = ()
+        """What engines have told of failures that it may be the cause of (`Suspected`)."""
         self.message = ""
         """What went wrong, if it ended by a timeout or an error."""
         self._stream = stream

@@ -249,7 +249,9 @@ class FrontSession:
             self._requests[output.handle] = (live, output)
             age_s = max(now_s - live.submitted_s, _LEAST_AGE_S)
             messages.append(
-                live.draft.continuation(output.handle, output.index, output.token_ids, age_s)
+                live.draft.continuation(
+                    output.handle, output.index, output.token_ids, age_s, output.deaths
+                )
             )
         self.num_continued += len(messages)
         return messages
@@ -276,6 +278,9 @@ class FrontSession:
             self._take_logprobs(batch.logprobs, rows.handles)
         for started in batch.started:
             self._take_started(started)
+        for suspected in batch.suspected:
+            if found := self._requests.get(suspected.handle):
+                found[1].deaths = suspected.deaths
         ended = {entry.handle: entry for entry in batch.ended}
         stopped: list[int] = []
         at = 0

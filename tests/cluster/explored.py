@@ -14,6 +14,7 @@ from cluster.engine_launch import EngineLaunch
 from cluster.errors import PeerGone
 from cluster.links import EngineLinks
 from cluster.logs import EventLog
+from cluster.loss_reasons import LossReason
 from cluster.messages import (
     ClientHello,
     GenerationDefaults,
@@ -114,6 +115,8 @@ class Asked:
     tokens: list[int] = field(default_factory=list)
     end: str = ""
     age_s: float = 0.0
+    deaths: tuple[str, ...] = ()
+    """What is held against it"""
 
     @property
     def wanted(self) -> list[int]:
@@ -130,8 +133,17 @@ class World:
         num_requests: int,
         budget: dict[str, int],
         max_restarts: int = 1,
+        poison_after: int = 0,
+        has_poison: bool = False,
     ) -> None:
-        """`budget`: how often each kind of event may still happen; others may at any time."""
+        """
+        Args:
+            budget: how often each kind of event may still happen; others may at any time.
+            has_poison: whether a rank dies of each step that holds the first request.
+        """
+        self.has_poison = has_poison
+        self.num_poisonings = 0
+        """Deaths by the poison"""
         self.now = 0.0
         self.budget = dict(budget)
         self.links = PlayedLinks()
@@ -150,7 +162,7 @@ class World:
                 max_num_batched_tokens=16,
                 block_size=BLOCK_SIZE,
                 watermark=0.0,
-                poison_after=0,
+                poison_after=poison_after,
             ),
             max_restarts=max_restarts,
             drain_s=1.0,
@@ -206,6 +218,7 @@ class World:
                 sampling=sampling,
                 output=int32(asked.tokens),
                 age_s=asked.age_s,
+                deaths=asked.deaths,
             )
         )
 
@@ -262,6 +275,8 @@ class World:
                     assert not asked.end, "news of a request that has ended"
                     asked.tokens += [next(tokens) for _ in range(count)]
                     asked.end = Finish(end).name.lower() if end else ""
+                for told in message.suspected:
+                    by_handle[told.handle].deaths = told.deaths
 
     # --- events ---
 
@@ -282,7 +297,8 @@ class World:
                 if one.plans and self.budget.get("answer and die") and not one.dead:
                     found.append(("answer and die", group))
                 if not one.dead:
-                    found += [(what, group) for what in ("die", "cut") if self.budget.get(what)]
+                    harms = ("die", "cut", "node", "told to end")
+                    found += [(what, group) for what in harms if self.budget.get(what)]
         if self.budget.get("abort"):
             found += [("abort", at) for at, asked in enumerate(self.requests) if not asked.end]
         for what in ("stop", "hand over", "fewer", "more"):
@@ -306,6 +322,9 @@ class World:
             case "greet" | "load" | "serve":
                 assert one is not None
                 self.come(one)
+            case "answer" if one is not None and self.is_poisoned(one):
+                self.num_poisonings += 1
+                self.die(one)
             case "answer" | "late":
                 assert one is not None
                 result = one.worker.execute(one.plans.popleft())
@@ -314,9 +333,10 @@ class World:
                 assert one is not None
                 self.tell(one.peer(0), one.worker.execute(one.plans.popleft()))
                 self.die(one)
-            case "die":
+            case "die" | "node" | "told to end":
                 assert one is not None
-                self.die(one)
+                reasons: dict[str, LossReason] = {"node": "node", "told to end": "ended"}
+                self.die(one, reasons.get(what, "died"))
             case "cut":
                 assert one is not None
                 one.dead.add(1)
@@ -359,12 +379,22 @@ class World:
             self.tell(one.peer(rank), messages[one.phase])
         one.phase += 1
 
-    def die(self, one: Epoch) -> None:
+    def die(self, one: Epoch, reason: LossReason = "died") -> None:
         one.dead.add(1)
         self.links.back.leave(one.peer(1))
-        self.tell(
-            b"supervisor",
-            WorkerFailed(group=one.group, epoch=one.epoch, rank=1, message="was killed"),
+        who = {"group": one.group, "epoch": one.epoch, "rank": 1}
+        failure = WorkerFailed(**who, message="was killed", reason=reason)  # type: ignore[arg-type]
+        self.tell(b"supervisor", failure)
+
+    def is_poisoned(self, one: Epoch) -> bool:
+        """Whether the step that its ranks compute now holds the poison."""
+        scheduler = self.engine._groups.scheduler
+        if not self.has_poison or scheduler is None or one.group not in scheduler.groups:
+            return False
+        serials = scheduler.groups[one.group].unanswered[0].serial.tolist()
+        poison = self.requests[0].handle
+        return any(
+            s.serial in serials for s in scheduler.live.values() if s.request.handle == poison
         )
 
     def hand_over(self) -> None:
@@ -388,9 +418,20 @@ class World:
             assert asked.tokens == asked.wanted[: len(asked.tokens)], "a wrong token"
             if asked.end == "length":
                 assert asked.tokens == asked.wanted, "a lost token"
+        if self.launch.scheduler.poison_after:
+            self.check_poison()
         for group, lane in self.engine._groups.lanes.items():
             assert self.engine._groups.groups[group].state in ("ready", "draining")
             assert lane.epoch == self.engine._groups.groups[group].epoch
+
+    def check_poison(self) -> None:
+        for at, asked in enumerate(self.requests):
+            if self.has_poison and at == 0:
+                assert asked.end in ("", "error", "no_workers"), "it cannot be computed"
+            else:
+                assert asked.end != "error", "an innocent is taken for poison"
+        most = self.launch.scheduler.poison_after + max(0, len(self.requests) - 1)
+        assert self.num_poisonings <= most, "the poison kills on"
 
     def is_settled(self) -> bool:
         """Whether every request has ended, and nothing is left of them anywhere."""
@@ -414,7 +455,13 @@ class World:
             for sequence in scheduler.live.values():
                 length = scheduler.length(sequence)
                 places.append(
-                    (sequence.request.handle, sequence.group_id, sequence.slot >= 0, length)
+                    (
+                        sequence.request.handle,
+                        sequence.group_id,
+                        sequence.slot >= 0,
+                        length,
+                        scheduler._suspects.failures(sequence),
+                    )
                 )
             places += [(g, len(group.unanswered)) for g, group in scheduler.groups.items()]
             places += [s.request.handle for s in scheduler.waiting]
@@ -439,6 +486,7 @@ class World:
                 for group, epochs in self.epochs.items()
                 for one in epochs
             ),
-            tuple((len(asked.tokens), asked.end) for asked in self.requests),
+            tuple((len(asked.tokens), asked.end, asked.deaths) for asked in self.requests),
+            self.num_poisonings,
             desk._changes._scaling.num_wanted,
         )

@@ -10,6 +10,7 @@ from cluster.messages import RankCapacity
 from scheduler.arrays import int32
 from scheduler.plan import StepPlan, StepResult
 from worker.errors import ModelError
+from worker.parallel_errors import PeerLost
 
 VOCAB_SIZE = 1000
 
@@ -30,6 +31,7 @@ class Script:
     num_blocks: int = 64
     max_model_len: int = 256
     raise_at_step: int | None = None
+    lose_peer_at_step: int | None = None
     hang_at_step: int | None = None
     raise_at_token: int | None = None
     """Raise whenever a prompt holds this."""
@@ -132,6 +134,9 @@ class ScriptedRunner:
             script.hold.wait(20)
         if plan.step == script.raise_at_step:
             raise RuntimeError("a kernel went wrong")
+        if plan.step == script.lose_peer_at_step:
+            why = "rank 1 left"
+            raise PeerLost(why, rank=0, peer=1, step=plan.step, collective=1)
         if script.raise_at_token in plan.token.tolist():
             raise RuntimeError("this token breaks the kernel")
         if plan.step == script.hang_at_step:

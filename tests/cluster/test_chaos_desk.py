@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from cluster.loss_reasons import EXIT_FAILED, EXIT_NO_ENGINE
 from cluster.messages import Fault, FaultInjected, InjectFault
-from cluster.worker_host import EXIT_FAILED, EXIT_NO_ENGINE
 from tests.cluster.cluster_rig import Rig, TestClient, group_of, wait_for_status
 from tests.cluster.scripted import tokens_after
 

@@ -90,6 +90,65 @@ def test_no_order_of_a_death_and_answers_loses_or_doubles_a_token() -> None:
     assert {"ended", "late", "greet", "load", "serve", "answer", "tick"} <= kinds
 
 
+INNOCENT = [
+    ({"cut": 1, "node": 1}, 1, 1),
+    ({"node": 2}, 1, 1),
+    ({"told to end": 2}, 1, 1),
+    pytest.param({"cut": 2, "node": 1}, 1, 1, marks=pytest.mark.slow),
+    pytest.param({"cut": 1, "node": 1, "hand over": 1}, 1, 1, marks=pytest.mark.slow),
+    pytest.param({"node": 1, "told to end": 1}, 2, 2, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("budget", "num_groups", "num_requests"), INNOCENT)
+def test_however_often_what_no_request_can_cause_happens_nobody_is_taken_for_poison(
+    budget: dict[str, int], num_groups: int, num_requests: int
+) -> None:
+    def make() -> World:
+        return World(
+            num_groups=num_groups,
+            num_requests=num_requests,
+            budget=budget,
+            max_restarts=sum(budget.values()),
+            poison_after=2,
+        )
+
+    _, kinds = explore(make)
+    assert set(budget) <= kinds
+
+
+POISON = [
+    ({"hand over": 1}, 1, 1),
+    ({"hand over": 1}, 1, 2),
+    pytest.param({"node": 1}, 1, 2, marks=pytest.mark.slow),
+    pytest.param({"hand over": 1, "cut": 1}, 1, 1, marks=pytest.mark.slow),
+    pytest.param({"hand over": 1}, 2, 2, marks=pytest.mark.slow),
+    pytest.param({"fewer": 1}, 2, 1, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("budget", "num_groups", "num_requests"), POISON)
+def test_poison_ends_by_its_second_death_whatever_happens_between_and_nobody_else_does(
+    budget: dict[str, int], num_groups: int, num_requests: int
+) -> None:
+    """One more death for each other request that was computed with it."""
+
+    def make() -> World:
+        return World(
+            num_groups=num_groups,
+            num_requests=num_requests,
+            budget=budget,
+            max_restarts=sum(budget.values()) + num_requests + 2,
+            poison_after=2,
+            has_poison=True,
+        )
+
+    _, kinds = explore(make)
+    assert set(budget) <= kinds
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(

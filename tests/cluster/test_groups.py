@@ -193,6 +193,27 @@ def test_the_reason_of_a_rank_that_left_is_the_one_that_is_told() -> None:
     assert group.tick(6.0) == []
 
 
+def test_the_loss_of_another_rank_waits_for_what_ended_that_one() -> None:
+    group = make_group()
+    bring_up(group)
+    assert group.failed(1, 0, "rank 1 left", reason="cut", step=7, now=5.0) == []
+    (lost,) = group.failed(1, 1, "killed", reason="died", now=5.1)
+
+    assert isinstance(lost, Lose)
+    assert (lost.rank, lost.message, lost.reason) == (1, "killed", "died")
+
+
+def test_the_loss_of_another_rank_that_nobody_explains_is_the_reason_itself() -> None:
+    group = make_group()
+    bring_up(group)
+    group.failed(1, 0, "rank 1 left", reason="cut", step=7, now=5.0)
+    group.left(peer(1), now=5.1)
+    (lost,) = group.tick(5.0 + EXPLANATION_S)
+
+    assert isinstance(lost, Lose)
+    assert (lost.rank, lost.step, lost.message, lost.reason) == (0, 7, "rank 1 left", "cut")
+
+
 def test_long_service_makes_earlier_losses_forgotten() -> None:
     group = make_group(policy=RestartPolicy(max_restarts=1, first_pause_s=1.0, stable_s=60.0))
     now = 0.0

@@ -78,7 +78,15 @@ def test_a_killed_worker_is_reported_with_the_signal_and_without_its_log(rig: Ri
     event = "print('01:44:50.403 INFO    worker 0.1.0 worker_ready rank=0', flush=True)"
     rig.backend(f"import os; {event}; os.kill(os.getpid(), 9)").start([make_launch()], timeout_s=5)
 
-    assert rig.next_exit().message.endswith("was ended by SIGKILL")
+    gone = rig.next_exit()
+    assert gone.message.endswith("was ended by SIGKILL")
+    assert gone.reason == "died"
+
+
+def test_a_worker_that_somebody_else_ends_in_order_is_told_from_one_that_died(rig: Rig) -> None:
+    rig.backend("import os; os.kill(os.getpid(), 15)").start([make_launch()], timeout_s=5)
+
+    assert rig.next_exit().reason == "ended"
 
 
 def test_stop_ends_the_ranks_of_one_group_only(rig: Rig) -> None:

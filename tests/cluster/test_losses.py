@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from cluster import messages
+from cluster.loss_reasons import LossReason
+from cluster.messages import Fault, FaultInjected, InjectFault
 from scheduler.request import Finish
 from tests.cluster.cluster_rig import Rig, TestSupervisor, group_of, wait_for_status
 from tests.cluster.scripted import Script, tokens_after
@@ -138,6 +140,49 @@ def test_a_request_that_breaks_groups_is_refused_and_the_others_go_on(tmp_path: 
         assert "failed 2 times while it computed this request" in client.messages[poison]
         assert client.messages[poison].count("this token breaks the kernel") == 2
         assert client.tokens[other] == tokens_after(4, 20)
+
+
+@pytest.mark.parametrize("reason", ["node", "ended", "cut"])
+def test_losses_that_no_request_can_cause_are_held_against_nobody(
+    reason: LossReason, tmp_path: Path
+) -> None:
+    hold = threading.Event()
+    script = Script(hold=hold)
+    with Rig(tmp_path, max_restarts=3) as rig:
+        rig.start_worker(script)
+        supervisor, client = rig.supervisor(), rig.client()
+        handle = client.submit(max_tokens=20)
+        for epoch in (1, 2, 3):
+            wait_for_status(client, lambda status: status.num_running == 1)
+            supervisor.send(
+                messages.WorkerFailed(group=0, epoch=epoch, rank=0, message="?", reason=reason)
+            )
+            restart(rig, supervisor, script)
+        hold.set()
+        client.finish(handle)
+
+        assert client.tokens[handle] == tokens_after(4, 20)
+
+
+def test_the_end_of_a_group_that_was_ordered_to_suffer_is_held_against_nobody(
+    tmp_path: Path,
+) -> None:
+    hold = threading.Event()
+    script = Script(hold=hold)
+    with Rig(tmp_path, max_restarts=3, allow_chaos=True) as rig:
+        rig.start_worker(script)
+        supervisor, client = rig.supervisor(), rig.client()
+        handle = client.submit(max_tokens=20)
+        for epoch in (1, 2, 3):
+            wait_for_status(client, lambda status: status.num_running == 1)
+            client.send(InjectFault(fault=Fault(kind="raise"), group=0, rank=0))
+            assert not client.next_of(FaultInjected).refusal
+            supervisor.send(messages.WorkerFailed(group=0, epoch=epoch, rank=0, message="killed"))
+            restart(rig, supervisor, script)
+        hold.set()
+        client.finish(handle)
+
+        assert client.tokens[handle] == tokens_after(4, 20)
 
 
 def test_a_late_answer_of_a_lost_epoch_is_not_taken(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from cluster.backend import WorkerLaunch
 from cluster.links import EngineLinks, LinkLimits
 from cluster.logs import EventLog
+from cluster.loss_reasons import EXIT_DONE, EXIT_FAILED, EXIT_NO_ENGINE, EXIT_PEER_LOST
 from cluster.messages import (
     FromEngine,
     MayLoad,
@@ -25,7 +26,7 @@ from cluster.messages import (
     WorkerReady,
 )
 from cluster.wire import FROM_ENGINE, PROTOCOL_VERSION, TO_ENGINE
-from cluster.worker_host import EXIT_DONE, EXIT_FAILED, EXIT_NO_ENGINE, WorkerHost
+from cluster.worker_host import WorkerHost
 from scheduler.arrays import int32
 from scheduler.plan import StepPlan, StepResult
 from tests.cluster.launches import make_launch
@@ -233,8 +234,20 @@ def test_an_exception_in_a_step_is_told_with_rank_and_step(engine: Engine) -> No
 
     assert isinstance(failed, WorkerFailed)
     assert (failed.group, failed.epoch, failed.rank, failed.step) == (0, 1, 1, 2)
-    assert failed.message == "RuntimeError: a kernel went wrong"
+    assert (failed.reason, failed.message) == ("raised", "RuntimeError: a kernel went wrong")
     assert engine.ended() == EXIT_FAILED
+
+
+def test_a_rank_that_lost_another_one_says_that_others_know_why(engine: Engine) -> None:
+    engine.script.lose_peer_at_step = 1
+    engine.bring_up(rank=0, num_ranks=2)
+    engine.tell(make_plan(1))
+    failed = engine.hear()
+
+    assert isinstance(failed, WorkerFailed)
+    assert (failed.reason, failed.step) == ("cut", 1)
+    assert failed.message.endswith("rank 1 left")
+    assert engine.ended() == EXIT_PEER_LOST
 
 
 def test_an_exception_while_loading_is_told_before_any_hello(engine: Engine) -> None:

@@ -8,8 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from cluster.logs import EventLog
+from cluster.loss_reasons import EXIT_DONE, EXIT_FAILED, EXIT_NO_ENGINE
 from cluster.messages import MayLoad, PoolSize, Stop, WorkerGreeting, WorkerHello, WorkerReady
-from cluster.worker_host import EXIT_DONE, EXIT_FAILED, EXIT_NO_ENGINE, WorkerHost
+from cluster.worker_host import WorkerHost
 from scheduler.plan import StepResult
 from tests.cluster.launches import make_launch
 from tests.cluster.scripted import Script, ScriptedRunner

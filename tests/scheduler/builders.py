@@ -77,6 +77,8 @@ class Bench:
         self.started: dict[tuple[int, int], Started] = {}
         self.messages: dict[tuple[int, int], str] = {}
         """Why requests ended, where there is something to say."""
+        self.deaths: dict[tuple[int, int], tuple[str, ...]] = {}
+        """What is held against requests."""
         for group in range(num_groups):
             self.add_group(group, num_blocks)
 
@@ -157,6 +159,8 @@ class Bench:
                 if code:
                     self.finishes[key] = Finish(code)
             assert next(tokens, None) is None
+            for told in batch.suspected:
+                self.deaths[out.client, told.handle] = told.deaths
             for started in batch.started:
                 self.cached[out.client, started.handle] = started.num_cached_tokens
                 self.started[out.client, started.handle] = started

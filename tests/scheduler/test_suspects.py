@@ -91,6 +91,26 @@ def test_failures_with_progress_in_between_are_held_against_nobody() -> None:
     assert_whole(bench, 0, 1, 2)
 
 
+def test_a_part_of_a_long_prompt_that_kills_is_found_though_the_parts_before_it_are_computed() -> (
+    None
+):
+    bench = make_bench(0, max_num_batched_tokens=16, max_plans_in_flight=1)
+    bench.submit(make_request(0, prompt=50, max_tokens=OUTPUT_LEN))
+    num_failures = 0
+    while not bench.scheduler.is_idle and num_failures < 5:
+        plan = bench.plan()
+        assert plan is not None
+        if plan.start[0] == 16:
+            num_failures += 1
+            bench.lose_group(0, "the second part")
+            bench.add_group(0, bench.num_blocks, epoch=num_failures + 1)
+        else:
+            bench.answer()
+
+    assert num_failures == 2
+    assert bench.finishes[CLIENT, 0] is Finish.ERROR
+
+
 def test_whose_slice_was_answered_is_no_suspect() -> None:
     bench = make_bench(1, max_plans_in_flight=1)
     for epoch in range(2, 5):
@@ -125,11 +145,40 @@ def test_a_suspect_that_ends_otherwise_leaves_nothing_behind() -> None:
 
 def test_a_suspect_of_another_engine_is_one_here() -> None:
     bench = Bench()
-    request = replace(make_request(0, prompt=PROMPT_LEN, max_tokens=OUTPUT_LEN), num_deaths=1)
+    request = make_request(0, prompt=PROMPT_LEN, max_tokens=OUTPUT_LEN)
+    request = replace(request, deaths=("failure of another",))
     bench.submit(request)
 
     assert run_with(bench, {0}) == 1
     assert bench.finishes[CLIENT, 0] is Finish.ERROR
+
+
+def test_what_is_held_against_a_request_goes_with_it_to_the_next_engine() -> None:
+    request = make_request(0, prompt=PROMPT_LEN, max_tokens=OUTPUT_LEN)
+    bench = Bench()
+    bench.submit(request)
+    bench.step()
+    bench.plan()
+    bench.lose_group(0, "failure of another engine")
+    assert bench.deaths == {(CLIENT, 0): ("failure of another engine",)}
+
+    following = Bench()
+    following.outputs = bench.outputs
+    following.carry_on(replace(request, deaths=bench.deaths[CLIENT, 0]))
+
+    assert run_with(following, {0}) == 1
+    message = following.messages[CLIENT, 0]
+    assert "1. failure of another engine\n2. failure 1" in message
+
+
+def test_a_request_that_has_got_further_is_told_to_be_no_suspect_any_more() -> None:
+    bench = make_bench(1, max_plans_in_flight=1)
+    bench.plan()
+    bench.lose_group(0, "failure 1")
+    bench.add_group(0, bench.num_blocks, epoch=2)
+    bench.step()
+
+    assert bench.deaths == {(CLIENT, 0): ()}
 
 
 def test_nobody_is_given_up_where_that_is_switched_off() -> None:

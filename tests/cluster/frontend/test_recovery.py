@@ -14,7 +14,15 @@ from cluster.frontend.tokenizer import Tokenizer
 from cluster.messages import EngineStopping, FromClient
 from cluster.wire import FROM_CLIENT, PROTOCOL_VERSION
 from scheduler.arrays import int32
-from scheduler.request import Abort, Finish, Rejection, Request, Started, TokenBatch
+from scheduler.request import (
+    Abort,
+    Finish,
+    Rejection,
+    Request,
+    Started,
+    Suspected,
+    TokenBatch,
+)
 from scheduler.sampling import SamplingParams
 from tests.cluster.frontend.fake_engine import make_info, tokens
 from tests.cluster.frontend.test_session import logprob_rows
@@ -134,6 +142,25 @@ def test_the_connection_may_be_lost_after_any_message(scene: Scene, cut: int) ->
     scene.lose()
     scene.connect()
     assert scene.requests() == []
+
+
+def test_what_an_engine_held_against_a_request_is_told_to_the_next_until_it_gets_further(
+    scene: Scene,
+) -> None:
+    scene.submit()
+    (first,) = scene.requests()
+    held = Suspected(handle=first.handle, deaths=("rank 0 died",))
+    scene.receive(TokenBatch(handle=int32([]), suspected=(held,)))
+    scene.lose()
+    scene.connect()
+    (second,) = scene.requests()
+    assert second.deaths == ("rank 0 died",)
+
+    scene.receive(tokens(second.handle, IDS[:1], suspected=(Suspected(handle=second.handle),)))
+    scene.lose()
+    scene.connect()
+    (third,) = scene.requests()
+    assert third.deaths == ()
 
 
 def test_outputs_that_have_ended_are_not_asked_for_again(scene: Scene) -> None:
