@@ -67,6 +67,10 @@ def make_parser() -> argparse.ArgumentParser:
         description="Serve a large language model from a cluster of tensor-parallel workers.",
     )
     parser.set_defaults(command=lambda _: _show_help(parser), debug=False)
+    text = "print the version"
+    parser.add_argument(
+        "--version", dest="command", action="store_const", const=_version, help=text
+    )
     commands = parser.add_subparsers(metavar="COMMAND")
     for name, run, add_to, text in (
         ("generate", _generate, _for_generate, "Answer prompts through a cluster, then end it."),

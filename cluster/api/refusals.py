@@ -75,12 +75,22 @@ def of_http_exception(error: HTTPException, where: str) -> ApiError:
         shape = FAILED if error.status_code >= 500 else BAD_REQUEST
         kind = ErrorKind(error.status_code, shape.type)
     messages = {
-        404: f"there is no route {where}; GET /openapi.json lists those that there are",
+        404: f"there is no route {where}; {_route_instead(where)}",
         405: f"{where} is not possible; this route takes {_allowed(error)}",
         400: f"the body cannot be read: {error.detail}",
     }
     message = messages.get(error.status_code, str(error.detail))
     return ApiError(message, kind, headers=dict(error.headers or {}))
+
+
+def _route_instead(where: str) -> str:
+    """What most likely was meant: clients add their path to a base URL, which ends in /v1 here."""
+    path = where.partition(" ")[2]
+    if path.startswith("/v1/v1/"):
+        return f"perhaps {path.removeprefix('/v1')}, if the base URL had /v1 once"
+    if path in ("/chat/completions", "/completions", "/responses", "/models"):
+        return f"perhaps /v1{path}, if the base URL ended in /v1"
+    return "GET /openapi.json lists those that there are"
 
 
 def _allowed(error: HTTPException) -> str:

@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -98,6 +99,12 @@ def test_wrong_usage_exits_with_2_and_says_it_in_two_lines(
     assert says in error
     assert error.count("\n") == 2
     assert "--help` tells more" in error
+
+
+@pytest.mark.parametrize("asked", ["version", "--version"])
+def test_the_version_is_told_either_way(asked: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([asked]) == 0
+    assert re.fullmatch(r"stoker \d+\.\d+\.\d+\n", capsys.readouterr().out)
 
 
 def test_without_a_command_they_are_listed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -176,6 +176,18 @@ def test_unknown_routes_methods_and_models_have_the_same_shape(
     assert answer.json()["error"]["code"] == code
 
 
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("/chat/completions", "perhaps /v1/chat/completions, if the base URL ended in /v1"),
+        ("/v1/v1/chat/completions", "perhaps /v1/chat/completions, if the base URL had /v1 once"),
+        ("/v1/chat", "GET /openapi.json lists"),
+    ],
+)
+def test_a_base_url_without_v1_is_named(rig: ApiRig, path: str, says: str) -> None:
+    assert says in rig.http.post(path).json()["error"]["message"]
+
+
 def test_every_cap_names_what_came_and_what_may_be(start_rig: StartRig) -> None:
     rig = start_rig(max_prompts_per_request=3, max_outputs_per_request=4)
 
