@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequenc
 from concurrent.futures import Future, ThreadPoolExecutor
 from os import PathLike
 from time import monotonic
-from types import TracebackType
 from typing import TypeVar
 
 from cluster.frontend.draft import Draft, Prompt, RequestOptions
@@ -106,12 +105,7 @@ class AsyncHandle:
     async def __aenter__(self) -> "AsyncHandle":
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         self.cancel()
 
     async def _until(self, condition: Callable[[], bool]) -> None:
@@ -276,12 +270,7 @@ class AsyncClient:
     async def __aenter__(self) -> "AsyncClient":
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def _in_thread(self, work: Callable[[], Answer]) -> Answer:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from queue import Empty, SimpleQueue
 from time import monotonic
-from types import TracebackType
 
 from cluster.frontend.draft import Draft, Prompt, RequestOptions
 from cluster.frontend.engine_client import ClientConfig, EngineClient, seeds_from
@@ -88,12 +87,7 @@ class Handle:
     def __enter__(self) -> "Handle":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.cancel()
 
 
@@ -295,12 +289,7 @@ class Client:
     def __enter__(self) -> "Client":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _submit(self, draft: Draft) -> Handle:

@@ -8,9 +8,7 @@ On a CPU every step of it computes each row in the same order of operations what
 the batch, so the same logits give the same token, bit for bit.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -25,26 +23,10 @@ from worker.edits import SequenceEdits, edit, fallback
 from worker.filters import Filters, survivors
 from worker.guide import Guide
 from worker.host_copy import to_device
+from worker.ops.draws import Draw
 from worker.ranking import LARGEST, BadLogits, leaders
 
 NO_LOGPROBS = -1
-
-
-class Draws(Protocol):
-    """What a set's own kernel chose, such as `worker.ops.native.sampling.draw`."""
-
-    @property
-    def token(self) -> Tensor:
-        """[R] int64"""
-
-    @property
-    def best(self) -> Tensor:
-        """[R] the largest logit; NaN if the row holds one"""
-
-
-Draw: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Draws]
-"""(logits [R, V], then [R] each: temperature, 0 for greedy; top_k, V for none; top_p; min_p;
-seed; position) to one token per row, as this module defines it."""
 
 
 @dataclass(frozen=True, slots=True)

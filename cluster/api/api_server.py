@@ -17,12 +17,12 @@ from cluster.api.sse import Deliveries
 from cluster.api.step_audience import StepAudience
 from cluster.frontend.draft import Draft
 from cluster.frontend.errors import RequestError
-from cluster.frontend.loop_client import LoopClient
+from cluster.frontend.loop_client import LoopClient, Reply
 from cluster.frontend.tokenizer import Tokenizer
 from cluster.frontend.tokenizer_pool import TokenizerPool
 from cluster.http_config import HttpConfig
 from cluster.logs import EventLog
-from cluster.messages import ServerInfo
+from cluster.messages import FromClient, ServerInfo
 
 EARLY_S = 3600.0
 """How long an engine may take to become ready for tokenizers to be made before a call comes."""
@@ -83,6 +83,14 @@ class ApiServer:
     def leave(self) -> None:
         """This process was asked to end."""
         self.is_ending = True
+
+    async def ask(self, question: FromClient, kind: type[Reply]) -> Reply:
+        """What the engine answers to a question that is no request.
+
+        Raises:
+            EngineUnreachable, ...: nothing within `health_timeout_s`.
+        """
+        return await self.engine.ask(question, kind, self.config.health_timeout_s)
 
     @property
     def info(self) -> ServerInfo:

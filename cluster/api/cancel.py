@@ -29,10 +29,7 @@ async def cancel(request: Request, request_id: RequestId) -> JSONResponse:
     Its own answer becomes an error with the code `request_cancelled`; a stream ends with that.
     404 if there is no such call, for example because it was answered meanwhile.
     """
-    server = server_of(request)
-    answer = await server.engine.ask(
-        CancelByLabel(request_id), Cancelled, server.config.health_timeout_s
-    )
+    answer = await server_of(request).ask(CancelByLabel(request_id), Cancelled)
     if not answer.count:
         raise ApiError(f"no request {request_id!r:.140} is live here", UNKNOWN_REQUEST)
     return JSONResponse({"id": request_id, "object": "request.cancelled", "cancelled": True})

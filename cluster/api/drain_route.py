@@ -41,9 +41,7 @@ async def drain(request: Request, body: DrainBody) -> JSONResponse:
     server = server_of(request)
     deadline = time.monotonic() + body.wait_s
     while True:
-        answer = await server.engine.ask(
-            DrainNode(body.node, body.undo), NodeDrained, server.config.health_timeout_s
-        )
+        answer = await server.ask(DrainNode(body.node, body.undo), NodeDrained)
         if answer.refusal:
             raise ApiError(answer.refusal, CANNOT_DRAIN, param="node")
         if body.undo or not answer.num_leaving or time.monotonic() >= deadline:

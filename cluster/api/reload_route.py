@@ -30,7 +30,7 @@ async def reload(request: Request, body: ReloadBody) -> JSONResponse:
 
     Answers at once; `GET` says how far it is. 409 with what differs if it is another model.
     """
-    answer = await _ask(request, ReloadModel(model=body.model))
+    answer = await server_of(request).ask(ReloadModel(model=body.model), ModelReloaded)
     if answer.refusal:
         raise ApiError(answer.refusal, CANNOT_RELOAD, param="model")
     return JSONResponse(_fields(answer), status_code=202)
@@ -39,12 +39,8 @@ async def reload(request: Request, body: ReloadBody) -> JSONResponse:
 @router.get("/admin/reload")
 async def progress(request: Request) -> JSONResponse:
     """How far the reload is that runs, or ran last."""
-    return JSONResponse(_fields(await _ask(request, ReloadModel(only_asks=True))))
-
-
-async def _ask(request: Request, question: ReloadModel) -> ModelReloaded:
-    server = server_of(request)
-    return await server.engine.ask(question, ModelReloaded, server.config.health_timeout_s)
+    answer = await server_of(request).ask(ReloadModel(only_asks=True), ModelReloaded)
+    return JSONResponse(_fields(answer))
 
 
 def _fields(answer: ModelReloaded) -> dict[str, object]:

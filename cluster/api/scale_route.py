@@ -29,10 +29,7 @@ async def scale(request: Request, body: ScaleBody) -> JSONResponse:
 
     409 with the reason if there cannot be so many.
     """
-    server = server_of(request)
-    answer = await server.engine.ask(
-        ScaleGroups(body.num_groups), Scaled, server.config.health_timeout_s
-    )
+    answer = await server_of(request).ask(ScaleGroups(body.num_groups), Scaled)
     if answer.refusal:
         raise ApiError(answer.refusal, CANNOT_SCALE, param="num_groups")
     return JSONResponse(

@@ -17,7 +17,7 @@ async def upgrade(request: Request) -> JSONResponse:
 
     Answers at once; `GET` says how far it is. 409 while one runs.
     """
-    answer = await _ask(request, UpgradeCluster())
+    answer = await server_of(request).ask(UpgradeCluster(), ClusterUpgraded)
     if answer.refusal:
         raise ApiError(answer.refusal, CANNOT_UPGRADE)
     return JSONResponse(_fields(answer), status_code=202)
@@ -26,12 +26,8 @@ async def upgrade(request: Request) -> JSONResponse:
 @router.get("/admin/upgrade")
 async def progress(request: Request) -> JSONResponse:
     """How far the upgrade is that runs, or what came of the last one."""
-    return JSONResponse(_fields(await _ask(request, UpgradeCluster(only_asks=True))))
-
-
-async def _ask(request: Request, question: UpgradeCluster) -> ClusterUpgraded:
-    server = server_of(request)
-    return await server.engine.ask(question, ClusterUpgraded, server.config.health_timeout_s)
+    answer = await server_of(request).ask(UpgradeCluster(only_asks=True), ClusterUpgraded)
+    return JSONResponse(_fields(answer))
 
 
 def _fields(answer: ClusterUpgraded) -> dict[str, object]:

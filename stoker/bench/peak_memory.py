@@ -4,7 +4,6 @@ import os
 import threading
 import time
 from pathlib import Path
-from types import TracebackType
 
 import psutil
 
@@ -57,12 +56,7 @@ class PeakMemory:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
         self._look()  # a short block may have ended before the first sample

@@ -2,7 +2,6 @@
 
 import time
 from pathlib import Path
-from types import TracebackType
 
 from cluster.errors import LinkLost
 from cluster.keys import read_key_file
@@ -92,10 +91,5 @@ class ChaosLink:
     def __enter__(self) -> "ChaosLink":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._hang_up()

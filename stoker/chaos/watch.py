@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from types import TracebackType
 
 from cluster.messages import Status
 from stoker.chaos.link import ChaosLink
@@ -157,12 +156,7 @@ class ClusterWatch:
         self._wait(lambda: bool(self._moments), 30.0)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._has_ended.set()
         self._thread.join()
 

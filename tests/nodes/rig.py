@@ -16,7 +16,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
 
 import psutil
 
@@ -191,12 +190,7 @@ class Network:
     def __enter__(self) -> "Network":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._parts.close()
 
     def cut(self, machine: Machine) -> None:

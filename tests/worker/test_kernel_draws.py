@@ -15,10 +15,11 @@ from tests.worker import test_guide
 from tests.worker.ops.interpreted import DEVICE
 from worker.guide import Guide
 from worker.ops.cpu import CpuOperations
+from worker.ops.draws import Draw
 from worker.ops.native.sampling import draw as draw_natively
 from worker.ops.triton.sampling import draw as draw_in_triton
 from worker.ranking import BadLogits
-from worker.sampler import Draw, Sampler
+from worker.sampler import Sampler
 
 VOCAB_SIZE = 50
 ASKED = [

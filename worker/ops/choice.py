@@ -5,8 +5,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import cast
 
+from worker.ops.draws import Draw
 from worker.ops.table import Operations
-from worker.sampler import Draw
 
 _SETS = {
     "reference": ("worker.ops.reference", "ReferenceOperations"),

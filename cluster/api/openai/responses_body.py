@@ -6,7 +6,13 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field, SkipValidation, WithJsonSchema
 
 from cluster.api.openai.generation_body import Anything, GenerationBody, Int
-from cluster.api.openai.tools.schema import MAX_TOOLS, FunctionName, ToolsModel
+from cluster.api.openai.tools.schema import (
+    MAX_TOOLS,
+    FunctionDefinition,
+    FunctionName,
+    FunctionReference,
+    ToolsModel,
+)
 
 _ITEM = {
     "type": "object",
@@ -58,25 +64,16 @@ class TextOptions(ToolsModel):
     verbosity: Anything = Field(None, description="Accepted; means nothing here.")
 
 
-class ResponsesTool(ToolsModel):
+class ResponsesTool(FunctionDefinition):
     """A function, all in one object; functions are the only tools there are."""
 
     type: Literal["function"]
-    name: FunctionName
-    description: str | None = None
-    parameters: dict[str, object] | None = Field(
-        None, description="JSON schema of the arguments. None: the function takes none."
-    )
-    strict: bool | None = Field(
-        None, description="Whether the arguments of every call must be valid by the schema."
-    )
 
 
-class ResponsesNamedTool(ToolsModel):
+class ResponsesNamedTool(FunctionReference):
     """The model must call this function."""
 
     type: Literal["function"]
-    name: FunctionName
 
 
 class ResponsesAllowedTools(ToolsModel):

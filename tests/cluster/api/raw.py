@@ -4,7 +4,6 @@ import json
 import socket
 import struct
 from dataclasses import dataclass
-from types import TracebackType
 
 WAIT_S = 30.0
 
@@ -82,12 +81,7 @@ class Raw:
     def __enter__(self) -> "Raw":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
         self.socket.close()
 

@@ -4,7 +4,6 @@ import asyncio
 import json
 import threading
 from dataclasses import dataclass
-from types import TracebackType
 
 from tests.stoker.bench.scripted_server import Answer, Body, Script
 
@@ -65,12 +64,7 @@ class HttpServer:
         assert self._is_up.wait(10)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join()
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from worker.chance import uniform
-from worker.sampler import Draw, Draws
+from worker.ops.draws import Draw, Draws
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,8 +7,8 @@ from torch import Tensor
 from tests.worker.ops.drawn_rows import Row, check_draws, draw_rows, make_rows, random_logits
 from tests.worker.ops.interpreted import DEVICE, HAS_GPU
 from worker.chance import uniform
+from worker.ops.draws import Draws
 from worker.ops.triton.sampling import draw
-from worker.sampler import Draws
 
 
 def drawn(logits: Tensor, rows: list[Row]) -> Draws:

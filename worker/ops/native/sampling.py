@@ -1,22 +1,11 @@
 """Draws a token per row of logits with the native kernels (kernels/sampling.h), unsorted."""
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
+from worker.ops.draws import Draws
 from worker.ops.native.structs import DrawArgs, pointer
 from worker.ops.native.team import Team
-
-
-@dataclass(frozen=True, slots=True)
-class Draws:
-    """What `draw` chose."""
-
-    token: Tensor
-    """[R] int64"""
-    best: Tensor
-    """[R] float32, the largest logit; NaN if the row holds one; -inf if all ids are banned"""
 
 
 def draw(

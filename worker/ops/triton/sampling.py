@@ -9,26 +9,15 @@ times, mostly from cache, where a sort of the vocabulary would move it many time
 Every sum is taken in one fixed order, so a row's token does not depend on the other rows.
 """
 
-from dataclasses import dataclass
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from worker import chance
+from worker.ops.draws import Draws
 
 _WIDTH = 2048
-
-
-@dataclass(frozen=True, slots=True)
-class Draws:
-    """What `draw` chose; nothing of it has been waited for."""
-
-    token: Tensor
-    """[R] int64"""
-    best: Tensor
-    """[R] float32, the largest logit; NaN if the row holds one; -inf if all ids are banned"""
 
 
 def draw(

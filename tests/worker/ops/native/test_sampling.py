@@ -11,8 +11,8 @@ from torch import Tensor
 from tests.worker.ops.drawn_rows import Row, check_draws, draw_rows, make_rows, random_logits
 from worker.chance import uniform
 from worker.ops.cpu import CpuOperations
+from worker.ops.draws import Draws
 from worker.ops.native.sampling import draw
-from worker.sampler import Draws
 
 
 def drawn(ops: CpuOperations, logits: Tensor, rows: list[Row]) -> Draws:
