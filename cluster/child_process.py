@@ -61,7 +61,9 @@ class ChildProcess:
     def how_it_ended(self) -> str:
         """Call it when `end_fd` is readable."""
         code = self._process.wait(timeout=5.0)
-        return f"exit code {code}; its log says why" if code >= 0 else f"killed by signal {-code}"
+        if code < 0:
+            return f"killed by signal {-code}"
+        return f"exit code {code}; its log says why" if code else "exit code 0"
 
     def ask_to_end(self) -> None:
         if self._process.poll() is None:

@@ -496,7 +496,8 @@ class EngineClient:
                 self._session.wait_for_next(lost, self._clock())
             self._changed.notify_all()
         if not self._is_closing.is_set():
-            self._log.warning("connection_lost", live=num_live, reason=error)
+            tell = self._log.info if self._session.is_end_announced else self._log.warning
+            tell("connection_lost", live=num_live, reason=error)
         return was_ready
 
     def _give_up(self, error: Exception) -> None:

@@ -353,7 +353,8 @@ class LoopClient:
         self._look_again()
         self._tell_waiting()
         if isinstance(failure, EngineLost):
-            self._log.warning("connection_lost", live=num_live, reason=self._link.last_loss)
+            tell = self._log.info if self._session.is_end_announced else self._log.warning
+            tell("connection_lost", live=num_live, reason=self._link.last_loss)
 
     def _look_again(self) -> None:
         """Look when the first request has waited long enough for another engine."""

@@ -77,6 +77,8 @@ class FrontSession:
         self.tokenizer_files: TokenizerFiles | None = None
         self.news = ""
         """What the engine last said about itself: starting, or stopping."""
+        self.is_end_announced = False
+        """It was stopping, so that the end of the connection is no surprise."""
         self._tokenizer_digest = ""
         self.num_unknown = 0
         """News of requests that are not live, which is normal for a while after an abort."""
@@ -209,6 +211,7 @@ class FrontSession:
                 return self._take_info(message, now_s)
             case EngineStarting() | EngineStopping():
                 self.news = message.message
+                self.is_end_announced = isinstance(message, EngineStopping)
             case TokenizerFiles():
                 self.tokenizer_files = message
             case Status() | Scaled() | NodeDrained() | ModelReloaded() | ClusterUpgraded():
@@ -234,7 +237,7 @@ class FrontSession:
             self._tokenizer_digest, self.tokenizer_files = info.tokenizer_digest, None
         if self.info is None:
             self._ready_s = now_s
-        self.info, self.news = info, ""
+        self.info, self.news, self.is_end_announced = info, "", False
         before, self._served = self._served, info
         if before is not None and _kind_of(before) != _kind_of(info):
             why = f"the engine serves {info.model} now, this was asked of {before.model}"

@@ -13,7 +13,7 @@ from cluster.frontend.errors import ClientClosed, EngineLost
 from cluster.frontend.loop_client import LoopClient
 from cluster.frontend.requests import LiveRequest
 from cluster.frontend.tokenizer import Tokenizer
-from cluster.messages import Refusal, ToClient
+from cluster.messages import EngineStopping, Refusal, ToClient
 from scheduler.request import Finish, Request
 from tests.cluster.frontend.fake_engine import (
     ANSWER,
@@ -42,8 +42,50 @@ def first_two(request: Request) -> list[ToClient]:
     return [tokens(request.handle, IDS[:2])]
 
 
+def stop_and_answer(request: Request) -> list[ToClient]:
+    """Of an engine that was asked to end, and gives the answers that it owes before."""
+    return [EngineStopping(message="asked to end"), *answer_at_once(request)]
+
+
+def levels_of(event: str, caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.levelname for record in caplog.records if event in record.message]
+
+
 def has_begun(client: EngineClient, live: LiveRequest) -> None:
     client.wait_for(live, lambda: len(live.outputs[0].token_ids) == 2, 10.0)
+
+
+def test_the_end_of_an_engine_that_has_said_so_is_no_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    address = ipc_address(tmp_path)
+    client = EngineClient(config(address))
+    with FakeEngine(address, script=stop_and_answer):
+        wait(client, start(client))
+    with FakeEngine(address, script=answer_at_once):
+        wait(client, start(client))
+        client.close()
+
+    assert levels_of("connection_lost", caplog) == ["INFO"]
+
+
+def test_on_a_loop_too_the_end_of_an_engine_that_has_said_so_is_no_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    address = ipc_address(tmp_path)
+
+    async def scene(client: LoopClient) -> None:
+        with FakeEngine(address, script=stop_and_answer) as first:
+            await wait_on_loop(await start_on_loop(client))
+            await from_thread(first.close)
+        with FakeEngine(address, script=answer_at_once):
+            await wait_on_loop(await start_on_loop(client))
+
+    play(scene, address)
+
+    assert levels_of("connection_lost", caplog)[0] == "INFO"
 
 
 def test_a_request_goes_on_with_the_next_engine(
@@ -64,6 +106,7 @@ def test_a_request_goes_on_with_the_next_engine(
     assert live.outputs[0].token_ids == IDS
     assert live.outputs[0].text == ANSWER
     assert "requests_continued" in caplog.text
+    assert levels_of("connection_lost", caplog) == ["WARNING"]
     assert "count=1" in caplog.text
 
 
