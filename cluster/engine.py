@@ -45,7 +45,7 @@ from cluster.served_model import Checkpoints
 from cluster.status import build_status
 from cluster.step_feed import StepFeed
 from cluster.wire import FROM_ENGINE, PROTOCOL_VERSION
-from scheduler.errors import ProtocolError
+from scheduler.errors import ProtocolError, RequestFailed
 from scheduler.journal import Journal
 from scheduler.meter import Meter
 from scheduler.plan import StepPlan, StepResult
@@ -140,7 +140,20 @@ class Engine:
         self._end()
 
     def _turn(self, now: float) -> None:
-        """All that there is to do now."""
+        """All that there is to do now.
+
+        Raises:
+            RequestFailed: for the sake of one request we cannot go on. It has been told; the others
+                go on with the next engine.
+        """
+        try:
+            self._work(now)
+        except RequestFailed as failed:
+            error = failed.__cause__ or failed
+            self._front.give_up(failed.client, failed.handle, error, now)
+            raise
+
+    def _work(self, now: float) -> None:
         self._receive(now)  # first the workers, who must not wait
         self._keep_time(now)  # by what has come: we may have been stopped for a while
         self._dispatch(now)
@@ -226,6 +239,7 @@ class Engine:
     def _plan(self, scheduler: Scheduler, number: int, now: float) -> StepPlan | None:
         began = self._clock()
         plan = scheduler.plan(number, now)
+        self._front.queue(scheduler.end_failed(now))
         if plan is not None:
             scheduler.meter.took("plan", self._clock() - began)
         return plan

@@ -36,8 +36,8 @@ from cluster.messages import (
 from cluster.step_feed import StepFeed
 from cluster.wire import FROM_CLIENT, PROTOCOL_VERSION, TO_CLIENT, handle_of
 from scheduler.outbox import Outgoing
-from scheduler.request import Abort, Finish, Rejection, Request, TokenBatch
-from scheduler.scheduler import Scheduler
+from scheduler.request import Abort, Finish, Rejection, Request, TokenBatch, failed_batch
+from scheduler.scheduler import Scheduler, why_failed
 
 
 def is_worth_a_line(total: int) -> bool:
@@ -153,6 +153,11 @@ class FrontDesk:
         if not self.clients.send(client, message, now):
             self._forget(client, now)
 
+    def give_up(self, client: int, handle: int, error: BaseException, now: float) -> None:
+        """End a request that we cannot handle."""
+        self._log.error("request_failed", client=client, handle=handle, error=repr(error))
+        self.send(client, failed_batch(handle, why_failed(error)), now)
+
     def queue(self, news: Iterable[Outgoing]) -> None:
         """Keep it for `deliver`: workers get their plans first."""
         self._news += news
@@ -226,7 +231,11 @@ class FrontDesk:
             self._count_refused(answer.reason)
         else:
             assert self._scheduler is not None
-            answer = self._scheduler.submit(request, client, now)
+            try:
+                answer = self._scheduler.submit(request, client, now)
+            except Exception as error:  # nothing of it was kept, so it ends alone
+                self.give_up(client, request.handle, error, now)
+                return
         if not isinstance(answer, Rejection):
             self.prompt_tokens += len(request.prompt)
         else:

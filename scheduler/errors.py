@@ -32,5 +32,13 @@ class ConfigError(ValueError):
     """Settings that do not fit together; the message names both and the way out."""
 
 
+class RequestFailed(Exception):
+    """One request could not be handled, and the scheduler is in the middle of a change."""
+
+    def __init__(self, client: int, handle: int) -> None:
+        super().__init__(f"request {handle} of client {client} could not be handled")
+        self.client, self.handle = client, handle
+
+
 class ProtocolError(RuntimeError):
     """A result does not answer the plan it must answer: a step missing or out of order."""

@@ -2,6 +2,7 @@
 
 from enum import IntEnum
 
+import numpy as np
 from msgspec import Struct
 
 from scheduler.arrays import (
@@ -11,6 +12,7 @@ from scheduler.arrays import (
     Float32Array,
     Int32Array,
     Uint8Array,
+    int32,
 )
 from scheduler.plan import LogprobRows
 from scheduler.sampling import SamplingParams
@@ -141,3 +143,13 @@ class TokenBatch(
     suspected: tuple[Suspected, ...] = ()
     logprobs: LogprobRows | None = None
     """Rows refer to rows of `handle`; only for requests that asked."""
+
+
+def failed_batch(handle: int, message: str) -> TokenBatch:
+    """The news that one request ends with an error."""
+    return TokenBatch(
+        handle=int32([handle]),
+        count=int32([0]),
+        finish=np.array([Finish.ERROR], dtype=np.uint8),
+        ended=(Ended(handle=handle, message=message),),
+    )

@@ -18,6 +18,7 @@ from scheduler.arrays import NO_INT32, IndexArray, int32
 from scheduler.budget import StepBudget
 from scheduler.config import ModelLimits, SchedulerConfig
 from scheduler.draft import StepDraft
+from scheduler.errors import RequestFailed
 from scheduler.group import Group, checksum
 from scheduler.meter import Meter
 from scheduler.outbox import Outbox, Outgoing
@@ -56,6 +57,8 @@ class Scheduler:
         self._rules = AdmissionRules(config, model)
         self._gate = QueueGate(config)
         self._suspects = Suspects(config.poison_after, config.most_unanswered)
+        self._failed: list[tuple[Sequence, Exception]] = []
+        """Waiting ones that could not be looked at."""
         self._deadlines: list[tuple[float, int, Sequence]] = []
         self._next_serial = 0
         self._journal = journal
@@ -132,8 +135,8 @@ class Scheduler:
     def submit(self, request: Request, client: int, now: float) -> Rejection | TokenBatch | None:
         """Queue the request, or return what its client must be told at once.
 
-        A `Rejection` says why not: nothing of the request is kept. A `TokenBatch` says that it is
-        a continuation that has all its tokens, so that it has ended.
+        A `Rejection` says why not: nothing of the request is kept, nor if it makes this raise. A
+        `TokenBatch` says that it is a continuation that has all its tokens, so that it has ended.
         """
         rejection = self._rules.check(
             request,
@@ -142,6 +145,10 @@ class Scheduler:
         )
         if rejection is None and not request.is_continuation:
             rejection = self._gate.check(request, self.waiting, self._open_groups, now)
+        serial = self._next_serial
+        if rejection is None:
+            sequence = self._new_sequence(serial, client, request, now)
+            finish = finish_of_output(sequence)
         self._record(
             events.Submitted(
                 now=now,
@@ -153,9 +160,7 @@ class Scheduler:
         if rejection is not None:
             self.counters.refuse(rejection.reason)
             return rejection
-        serial = self._next_serial
         self._next_serial += 1
-        sequence = self._new_sequence(serial, client, request, now)
         self.live[client, request.handle] = sequence
         self.waiting.add(sequence)
         self._suspects.came(sequence)
@@ -164,7 +169,6 @@ class Scheduler:
         if request.timeout_s is not None:
             deadline = sequence.arrival + request.timeout_s
             heapq.heappush(self._deadlines, (deadline, serial, sequence))
-        finish = finish_of_output(sequence)
         if finish is Finish.NOT_YET:
             return None
         (ended,) = self._finish_early([sequence], finish, "", now)
@@ -296,8 +300,22 @@ class Scheduler:
 
     # --- steps ---
 
+    def end_failed(self, now: float) -> list[Outgoing]:
+        """End the requests that the last plan could not look at."""
+        failed, self._failed = self._failed, []
+        news: list[Outgoing] = []
+        for sequence, error in failed:
+            news += self.end_early([sequence.serial], Finish.ERROR, why_failed(error), now)
+        return news
+
     def plan(self, group_id: int, now: float) -> StepPlan | None:
-        """The next step of a group. None: nothing to compute, or enough plans in flight."""
+        """The next step of a group. None: nothing to compute, or enough plans in flight.
+
+        Call `end_failed` after it, which has something to do where one request alone failed.
+
+        Raises:
+            RequestFailed: for the sake of this request no plan could be made, nor can any more.
+        """
         group = self.groups[group_id]
         if len(group.unanswered) >= self.config.most_unanswered:
             return None
@@ -366,11 +384,15 @@ class Scheduler:
                 return
             if blocked and blocked.num_bypasses >= self.config.max_head_bypasses:
                 return
-            cached = group.match(sequence)
-            if placement is not None and placement.deal(sequence) is not group:
-                reason: str | None = "group"
-            else:
-                reason = self._why_not(group, sequence, cached, growth)
+            try:
+                cached = group.match(sequence)
+                if placement is not None and placement.deal(sequence) is not group:
+                    reason: str | None = "group"
+                else:
+                    reason = self._why_not(group, sequence, cached, growth)
+            except Exception as error:  # nothing has changed yet
+                self._failed.append((sequence, error))
+                continue
             if reason is not None:
                 draft.deferred[sequence.serial] = reason
                 if reason == "blocks" and blocked is None:
@@ -383,7 +405,10 @@ class Scheduler:
             count = budget.share(wanted, others_wait=nth + 1 < len(candidates))
             self.waiting.remove(sequence)
             self._count_start(sequence, len(cached), now)
-            group.admit(draft, sequence, cached, count)
+            try:
+                group.admit(draft, sequence, cached, count)
+            except Exception as error:
+                raise RequestFailed(sequence.client, sequence.request.handle) from error
             budget.spend(count)
             growth += sequence.limit - len(sequence.tokens)
 
@@ -404,6 +429,7 @@ class Scheduler:
 
         Raises:
             ProtocolError: it answers another plan. The group must be lost then.
+            RequestFailed: for the sake of this request; the scheduler is of no use any more.
         """
         group = self.groups.get(group_id)
         if group is None or result.epoch != group.epoch:
@@ -540,6 +566,11 @@ class Scheduler:
                 deferred=draft.deferred,
             )
         )
+
+
+def why_failed(error: BaseException) -> str:
+    """What the client of a request is told that made the engine core raise an error."""
+    return f"the engine failed to handle this request: {type(error).__name__}: {error}"
 
 
 def _group_stats(group: Group) -> GroupStats:

@@ -3,6 +3,7 @@
 import numpy as np
 
 from scheduler.arrays import IndexArray, Int32Array, Uint8Array
+from scheduler.errors import RequestFailed
 from scheduler.request import Finish, Request
 from scheduler.sequences import RunningColumns, Sequence
 
@@ -40,11 +41,16 @@ def finish_of_tokens(
     """`finish_of_token` for one new token of each slot.
 
     Shapes: slots, tokens, lengths and the result are [N].
+    Raises:
+        RequestFailed: one of them has an end that cannot be told.
     """
     finish = np.zeros(len(slots), dtype=np.uint8)
     may_have = lengths >= running.fixed(slots).limit
     may_have |= running.may_end.take(tokens, mode="clip")
     for row in may_have.nonzero()[0].tolist():
         sequence = running.at(int(slots[row]))
-        finish[row] = finish_of_token(sequence, int(tokens[row]), int(lengths[row]))
+        try:
+            finish[row] = finish_of_token(sequence, int(tokens[row]), int(lengths[row]))
+        except Exception as error:
+            raise RequestFailed(sequence.client, sequence.request.handle) from error
     return finish

@@ -185,6 +185,8 @@ class World:
         self.has_ended = False
         self.last_epoch: dict[int, int] = {}
         self.requests: list[Asked] = []
+        self.messages: dict[int, str] = {}
+        """By handle: what was said at the end"""
         self.tell(b"supervisor", SupervisorHello(protocol=PROTOCOL_VERSION, engine_id="e", key="k"))
         for group in range(num_groups):
             self.last_epoch[group] = 1
@@ -275,6 +277,7 @@ class World:
                     assert not asked.end, "news of a request that has ended"
                     asked.tokens += [next(tokens) for _ in range(count)]
                     asked.end = Finish(end).name.lower() if end else ""
+                self.messages |= {ended.handle: ended.message for ended in message.ended}
                 for told in message.suspected:
                     by_handle[told.handle].deaths = told.deaths
 

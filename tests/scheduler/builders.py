@@ -114,6 +114,7 @@ class Bench:
 
     def plan(self, group: int = 0) -> StepPlan | None:
         plan = self.scheduler.plan(group, self.now)
+        self.take(self.scheduler.end_failed(self.now))
         if plan is not None:
             self._check_blocks(group, plan)
             self.in_flight[group].append(plan)
