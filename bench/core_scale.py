@@ -27,15 +27,9 @@ from cluster.child_process import ChildProcess
 from cluster.engine_launch import EngineLaunch
 from cluster.errors import LinkLost
 from cluster.links import DealerLink, LinkLimits
-from cluster.messages import (
-    ClientHello,
-    PoolSize,
-    RankCapacity,
-    Shutdown,
-    SupervisorHello,
-    WorkerHello,
-    WorkerReady,
-)
+from cluster.messages.clients import ClientHello
+from cluster.messages.supervisor import Shutdown, SupervisorHello
+from cluster.messages.workers import PoolSize, RankCapacity, WorkerHello, WorkerReady
 from cluster.wire import FROM_CLIENT, FROM_ENGINE, PROTOCOL_VERSION, TO_ENGINE
 from scheduler.arrays import int32
 from scheduler.config import SchedulerConfig

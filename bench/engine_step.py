@@ -13,16 +13,10 @@ from cluster.engine import Engine
 from cluster.engine_launch import EngineLaunch
 from cluster.engine_main import calm_collector
 from cluster.logs import EventLog
-from cluster.messages import (
-    ClientHello,
-    FromEngine,
-    GenerationDefaults,
-    RankCapacity,
-    Shutdown,
-    SupervisorHello,
-    WorkerHello,
-    WorkerReady,
-)
+from cluster.messages.clients import ClientHello, GenerationDefaults
+from cluster.messages.sockets import FromEngine
+from cluster.messages.supervisor import Shutdown, SupervisorHello
+from cluster.messages.workers import RankCapacity, WorkerHello, WorkerReady
 from cluster.wire import FROM_CLIENT, FROM_ENGINE, PROTOCOL_VERSION, TO_ENGINE
 from scheduler.arrays import int32
 from scheduler.config import SchedulerConfig

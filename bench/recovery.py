@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from bench.chaos.cluster import Served
-from cluster.messages import Fault, InjectFault
+from cluster.messages.faults import Fault, InjectFault
 from cluster.models import resolve_model
 from cluster.recovery import PHASES
 from stoker import Client, SamplingParams

@@ -19,16 +19,9 @@ from cluster.errors import PeerGone
 from cluster.frontend.tokenizer import Tokenizer
 from cluster.frontend.tokenizer_files import TokenizerFiles
 from cluster.links import EngineLinks, LinkLimits
-from cluster.messages import (
-    ClientHello,
-    FromClient,
-    GroupStatus,
-    ServerInfo,
-    Status,
-    StatusRequest,
-    ToClient,
-    TokenizerRequest,
-)
+from cluster.messages.clients import ClientHello, ServerInfo, TokenizerRequest
+from cluster.messages.reports import GroupStatus, Status, StatusRequest
+from cluster.messages.sockets import FromClient, ToClient
 from cluster.wire import FROM_CLIENT, PROTOCOL_VERSION, TO_CLIENT
 from scheduler.arrays import int32
 from scheduler.request import Abort, Finish, Request, Started, TokenBatch

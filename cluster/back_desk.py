@@ -14,21 +14,23 @@ from cluster.errors import PeerGone, WireError
 from cluster.front_desk import is_worth_a_line
 from cluster.links import ServerLink
 from cluster.logs import EventLog
-from cluster.messages import (
-    FromEngine,
+from cluster.messages.clients import Refusal
+from cluster.messages.sockets import FromEngine, ToEngine
+from cluster.messages.supervisor import (
     GroupStopped,
     HandOver,
     Ping,
     Pong,
-    RankPhase,
-    Refusal,
     RenewGroups,
     Shutdown,
     StartPhases,
-    Stop,
     SupervisorHello,
-    ToEngine,
     UpgradeNews,
+)
+from cluster.messages.workers import (
+    Introduction,
+    RankPhase,
+    Stop,
     WorkerFailed,
     WorkerGreeting,
     WorkerHello,
@@ -175,7 +177,7 @@ class BackDesk:
         """Only somebody with our key is no stranger any more."""
         if isinstance(message, WorkerFailed) and self._is_our_key(message.key):
             return message
-        if not isinstance(message, WorkerGreeting | WorkerHello | WorkerLease | SupervisorHello):
+        if not isinstance(message, Introduction | SupervisorHello):
             self.drop(f"a stranger sent a {type(message).__name__}")
             return None
         if message.protocol != PROTOCOL_VERSION:
@@ -206,9 +208,7 @@ class BackDesk:
             return WorkerGreeted(peer, message)
         return WorkerCame(peer, message)
 
-    def _is_ours(
-        self, message: WorkerGreeting | WorkerHello | WorkerLease | SupervisorHello
-    ) -> bool:
+    def _is_ours(self, message: Introduction | SupervisorHello) -> bool:
         return message.engine_id == self._engine_id and self._is_our_key(message.key)
 
     def _is_our_key(self, key: str) -> bool:

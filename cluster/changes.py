@@ -12,7 +12,7 @@ from typing import TypeAlias
 from cluster.errors import ModelError
 from cluster.groups import Lose, WorkerGroup
 from cluster.logs import EventLog
-from cluster.messages import (
+from cluster.messages.changes import (
     Change,
     Changed,
     DrainNode,

@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterable
 from cluster.faults import signal_process, signal_self
 from cluster.groups import WorkerGroup
 from cluster.logs import EventLog
-from cluster.messages import Fault, FaultInjected, FromEngine, InjectFault, WorkerHello
+from cluster.messages.faults import Fault, FaultInjected, InjectFault
+from cluster.messages.sockets import FromEngine
+from cluster.messages.workers import WorkerHello
 from kvcache.cache import KVCache
 from scheduler.scheduler import Scheduler
 

@@ -8,7 +8,8 @@ connection of a ROUTER, so a slow client is told when it reads again.
 from cluster.errors import PeerGone
 from cluster.links import ServerLink
 from cluster.logs import EventLog
-from cluster.messages import Refusal, ToClient
+from cluster.messages.clients import Refusal
+from cluster.messages.sockets import ToClient
 from cluster.wire import TO_CLIENT
 
 FAREWELL_EVERY_S = 1.0

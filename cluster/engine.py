@@ -23,24 +23,13 @@ from cluster.group_desk import GroupDesk
 from cluster.lanes import Lane
 from cluster.links import EngineLinks
 from cluster.logs import EventLog
-from cluster.messages import (
-    BeginUpgrade,
-    ClusterUpgraded,
-    EngineMetrics,
-    GenerationDefaults,
-    HandOver,
-    InjectFault,
-    MetricsRequest,
-    NodeFacts,
-    ServerInfo,
-    Shutdown,
-    StartPhases,
-    Status,
-    StatusRequest,
-    ToClient,
-    UpgradeCluster,
-    UpgradeNews,
-)
+from cluster.messages.changes import ClusterUpgraded, UpgradeCluster
+from cluster.messages.clients import GenerationDefaults, ServerInfo
+from cluster.messages.faults import InjectFault
+from cluster.messages.reports import EngineMetrics, MetricsRequest, Status, StatusRequest
+from cluster.messages.sockets import ToClient
+from cluster.messages.supervisor import BeginUpgrade, HandOver, Shutdown, StartPhases, UpgradeNews
+from cluster.messages.workers import NodeFacts
 from cluster.served_model import Checkpoints
 from cluster.status import build_status
 from cluster.step_feed import StepFeed

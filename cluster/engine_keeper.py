@@ -23,7 +23,8 @@ from cluster.hang_watch import HangWatch
 from cluster.keys import ClientKeys
 from cluster.links import DealerLink, LinkLimits
 from cluster.logs import EventLog
-from cluster.messages import FromEngine, Ping, Pong, SupervisorHello, ToEngine
+from cluster.messages.sockets import FromEngine, ToEngine
+from cluster.messages.supervisor import Ping, Pong, SupervisorHello
 from cluster.restarts import RestartLimits, Restarts
 from cluster.wire import FROM_ENGINE, PROTOCOL_VERSION, TO_ENGINE
 

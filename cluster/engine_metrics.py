@@ -4,7 +4,7 @@ import functools
 from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 
-from cluster.messages import Distribution, EngineMetrics, Sample, Status
+from cluster.messages.reports import Distribution, EngineMetrics, Sample, Status
 from cluster.recovery import Recoveries
 from scheduler.meter import Histogram, Meter
 from scheduler.request import Finish

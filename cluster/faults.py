@@ -13,7 +13,7 @@ import threading
 import time
 
 from cluster.logs import EventLog
-from cluster.messages import Fault
+from cluster.messages.faults import Fault
 
 
 class InjectedFault(Exception):

@@ -15,24 +15,20 @@ from cluster.errors import WireError
 from cluster.frontend.tokenizer_files import TokenizerFiles
 from cluster.links import ServerLink
 from cluster.logs import EventLog
-from cluster.messages import (
+from cluster.messages.changes import Change, UpgradeCluster
+from cluster.messages.clients import (
     CancelByLabel,
     Cancelled,
-    Change,
     ClientHello,
     EngineStarting,
     EngineStopping,
-    FromClient,
-    InjectFault,
-    MetricsRequest,
     Refusal,
     ServerInfo,
-    StatusRequest,
-    ToClient,
     TokenizerRequest,
-    UpgradeCluster,
-    WatchSteps,
 )
+from cluster.messages.faults import InjectFault
+from cluster.messages.reports import MetricsRequest, StatusRequest, WatchSteps
+from cluster.messages.sockets import FromClient, ToClient
 from cluster.step_feed import StepFeed
 from cluster.wire import FROM_CLIENT, PROTOCOL_VERSION, TO_CLIENT, handle_of
 from scheduler.outbox import Outgoing

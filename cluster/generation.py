@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from cluster.messages import GenerationDefaults
+from cluster.messages.clients import GenerationDefaults
 
 
 class GenerationFileDamaged(ValueError):

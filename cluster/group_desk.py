@@ -25,19 +25,9 @@ from cluster.groups import RestartPolicy, WorkerGroup
 from cluster.lanes import Lane
 from cluster.logs import EventLog
 from cluster.loss_reasons import LossReason
-from cluster.messages import (
-    AvoidNodes,
-    Change,
-    Changed,
-    GroupsRenewed,
-    GroupStopped,
-    NodeFacts,
-    RankPhase,
-    RenewGroups,
-    WorkerFailed,
-    WorkerGreeting,
-    WorkerHello,
-)
+from cluster.messages.changes import Change, Changed
+from cluster.messages.supervisor import AvoidNodes, GroupsRenewed, GroupStopped, RenewGroups
+from cluster.messages.workers import NodeFacts, RankPhase, WorkerFailed, WorkerGreeting, WorkerHello
 from cluster.recovery import Recoveries
 from cluster.scaling import ScaleLimits, why_no_room
 from cluster.served_model import Checkpoints

@@ -8,7 +8,8 @@ first word counts.
 from dataclasses import dataclass, field
 
 from cluster.engine_launch import GroupEpoch
-from cluster.messages import GroupStopped, WorkerFailed
+from cluster.messages.supervisor import GroupStopped
+from cluster.messages.workers import WorkerFailed
 
 
 @dataclass(slots=True)

@@ -29,15 +29,8 @@ from cluster.groups import (
 )
 from cluster.lanes import Lane
 from cluster.logs import EventLog
-from cluster.messages import (
-    GroupLost,
-    GroupReady,
-    MayLoad,
-    PoolSize,
-    RetireGroup,
-    StartGroup,
-    UseModel,
-)
+from cluster.messages.supervisor import GroupLost, GroupReady, RetireGroup, StartGroup, UseModel
+from cluster.messages.workers import MayLoad, PoolSize
 from cluster.recovery import Recoveries
 from cluster.reload import Order, UseWeights
 from cluster.shortage import Shortage

@@ -26,7 +26,8 @@ from typing import Literal, TypeAlias
 
 from cluster.engine_launch import GroupEpoch
 from cluster.loss_reasons import BY_REQUESTS, LossReason
-from cluster.messages import NodeFacts, RankPhase, RankStatus, WorkerGreeting, WorkerHello
+from cluster.messages.reports import RankStatus
+from cluster.messages.workers import NodeFacts, RankPhase, WorkerGreeting, WorkerHello
 from cluster.node_address import names_of
 from cluster.start_watch import phase_text, progress_of
 

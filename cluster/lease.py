@@ -18,7 +18,8 @@ from cluster.errors import LinkLost
 from cluster.links import DealerLink, LinkLimits
 from cluster.logs import EventLog
 from cluster.loss_reasons import EXIT_FENCED
-from cluster.messages import Refusal, Stop, WorkerLease
+from cluster.messages.clients import Refusal
+from cluster.messages.workers import Stop, WorkerLease
 from cluster.wakeup import WakePipe
 from cluster.wire import FROM_ENGINE, PROTOCOL_VERSION, TO_ENGINE
 

@@ -5,7 +5,7 @@ Pure: it is told what happens, with the time, and says who waits for what, and w
 
 from dataclasses import dataclass, field
 
-from cluster.messages import RankPhase
+from cluster.messages.workers import RankPhase
 
 SAY_EVERY_S = 10.0
 """Between two lines of the log about the same wait."""

@@ -6,7 +6,7 @@ from cluster.engine_launch import EngineLaunch
 from cluster.front_desk import FrontDesk
 from cluster.groups import WorkerGroup
 from cluster.lanes import Lane
-from cluster.messages import GroupStatus, Status, Totals
+from cluster.messages.reports import GroupStatus, Status, Totals
 from scheduler.stats import GroupStats, SchedulerStats
 
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cluster.messages import GroupLoad, StepNews
+from cluster.messages.reports import GroupLoad, StepNews
 from scheduler.arrays import Int32Array
 from scheduler.outbox import Outgoing
 from scheduler.plan import StepPlan, StepResult

@@ -49,16 +49,15 @@ from cluster.keys import remove_key_file, write_key_file
 from cluster.launch_plan import LaunchPlan
 from cluster.logs import EventLog
 from cluster.loss_reasons import LossReason
-from cluster.messages import (
+from cluster.messages.sockets import FromEngine
+from cluster.messages.supervisor import (
     AvoidNodes,
     BeginUpgrade,
-    FromEngine,
     GroupLost,
     GroupReady,
     GroupsRenewed,
     GroupStopped,
     HandOver,
-    RankPhase,
     RenewGroups,
     RetireGroup,
     Shutdown,
@@ -66,8 +65,8 @@ from cluster.messages import (
     StartPhases,
     UpgradeNews,
     UseModel,
-    WorkerFailed,
 )
+from cluster.messages.workers import RankPhase, WorkerFailed
 from cluster.private_folder import PrivateFolder
 from cluster.restarts import RestartLimits
 from cluster.start_phases import StartClock

@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from cluster.errors import WireError
-from cluster.messages import FromClient, FromEngine, ToClient, ToEngine
+from cluster.messages.sockets import FromClient, FromEngine, ToClient, ToEngine
 from scheduler.arrays import decode_column, encode_column
 
 PROTOCOL_VERSION = 3

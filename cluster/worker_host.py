@@ -31,16 +31,15 @@ from cluster.loss_reasons import (
     EXIT_PEER_LOST,
     LossReason,
 )
-from cluster.messages import (
-    Fault,
-    FromEngine,
+from cluster.messages.clients import Refusal
+from cluster.messages.faults import Fault
+from cluster.messages.sockets import FromEngine, ToEngine
+from cluster.messages.workers import (
     MayLoad,
     PoolSize,
     RankCapacity,
     RankPhase,
-    Refusal,
     Stop,
-    ToEngine,
     WorkerFailed,
     WorkerGreeting,
     WorkerHello,

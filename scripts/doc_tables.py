@@ -21,10 +21,11 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from cluster import messages, metrics
+from cluster import metrics
 from cluster.config import API_KEY_VARIABLE, ENVIRONMENT, EngineConfig
 from cluster.doctor.checks import CHECKS
 from cluster.http_config import HttpConfig
+from cluster.messages.sockets import FromClient, FromEngine, ToClient, ToEngine
 from cluster.metrics import Family
 from cluster.setting import words_or_bounds
 from scheduler import arrays
@@ -109,7 +110,7 @@ def messages_of(union: object) -> Callable[[], str]:
 
 
 def all_messages() -> list[type[Struct]]:
-    unions = (messages.FromClient, messages.ToClient, messages.ToEngine, messages.FromEngine)
+    unions = (FromClient, ToClient, ToEngine, FromEngine)
     return [kind for union in unions for kind in typing.get_args(union)]
 
 
@@ -193,14 +194,17 @@ def _default(field: msgspec.structs.FieldInfo) -> str:
 
 
 def _field_texts(kind: type) -> dict[str, str]:
-    """The texts below the fields of a class; empty where there is none."""
+    """The texts below the fields of a class and of what it extends; empty where there is none."""
+    texts: dict[str, str] = {}
+    for base in kind.__bases__:
+        if issubclass(base, Struct) and base is not Struct:
+            texts |= _field_texts(base)
     source = inspect.getsource(sys.modules[kind.__module__])
     (body,) = (
         node.body
         for node in ast.walk(ast.parse(source))
         if isinstance(node, ast.ClassDef) and node.name == kind.__name__
     )
-    texts: dict[str, str] = {}
     name = ""
     for node in body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
@@ -260,10 +264,10 @@ PAGES: dict[str, Tables] = {
         "environment": environment_table,
     },
     "wire-protocol.md": {
-        "messages from clients": messages_of(messages.FromClient),
-        "messages to clients": messages_of(messages.ToClient),
-        "messages to the engine": messages_of(messages.ToEngine),
-        "messages from the engine": messages_of(messages.FromEngine),
+        "messages from clients": messages_of(FromClient),
+        "messages to clients": messages_of(ToClient),
+        "messages to the engine": messages_of(ToEngine),
+        "messages from the engine": messages_of(FromEngine),
         "parts": parts,
         "finish codes": finish_table,
     },

@@ -14,7 +14,8 @@ from cluster.frontend.engine_client import ClientConfig, EngineClient, seeds_fro
 from cluster.frontend.errors import QueueFull, WaitTimedOut
 from cluster.frontend.requests import LiveRequest, Watcher
 from cluster.frontend.tokenizer import Tokenizer
-from cluster.messages import ServerInfo, Status
+from cluster.messages.clients import ServerInfo
+from cluster.messages.reports import Status
 from scheduler.sampling import SamplingParams
 from stoker.batch import BatchQueue
 from stoker.outputs import Piece, RequestOutput

@@ -14,7 +14,9 @@ from cluster.frontend.engine_client import ClientConfig, EngineClient, seeds_fro
 from cluster.frontend.errors import QueueFull
 from cluster.frontend.requests import LiveRequest
 from cluster.frontend.tokenizer import Tokenizer
-from cluster.messages import ClusterUpgraded, ModelReloaded, NodeDrained, Scaled, ServerInfo, Status
+from cluster.messages.changes import ClusterUpgraded, ModelReloaded, NodeDrained, Scaled
+from cluster.messages.clients import ServerInfo
+from cluster.messages.reports import Status
 from scheduler.sampling import SamplingParams
 from stoker.batch import BatchQueue
 from stoker.outputs import Piece, RequestOutput

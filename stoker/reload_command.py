@@ -6,7 +6,7 @@ import time
 
 import msgspec
 
-from cluster.messages import ModelReloaded
+from cluster.messages.changes import ModelReloaded
 from stoker.cli import EXIT_FAILED, EXIT_OK
 from stoker.client import Client
 from stoker.one_cluster import client_for

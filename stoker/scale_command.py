@@ -5,7 +5,7 @@ import sys
 
 import msgspec
 
-from cluster.messages import Scaled
+from cluster.messages.changes import Scaled
 from stoker.cli import EXIT_FAILED, EXIT_OK
 from stoker.one_cluster import client_for
 

@@ -6,7 +6,7 @@ import sys
 import msgspec
 
 from cluster.frontend.errors import RequestError
-from cluster.messages import GroupStatus, Status
+from cluster.messages.reports import GroupStatus, Status
 from stoker.cli import EXIT_FAILED, EXIT_OK
 from stoker.client import Client
 from stoker.running import running_clusters

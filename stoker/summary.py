@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cluster.messages import Status
+from cluster.messages.reports import Status
 from stoker.outputs import RequestOutput
 from stoker.spread import percentile
 

@@ -9,7 +9,7 @@ import msgspec
 
 from cluster.frontend.errors import RequestError
 from cluster.logs import show_events
-from cluster.messages import ClusterUpgraded
+from cluster.messages.changes import ClusterUpgraded
 from stoker.cli import EXIT_FAILED, EXIT_OK
 from stoker.client import Client
 from stoker.one_cluster import client_for

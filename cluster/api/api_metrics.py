@@ -20,7 +20,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 
 from cluster.api.exchange import Exchange
 from cluster.api.metrics_text import PREFIX, EngineCollector
-from cluster.messages import EngineMetrics
+from cluster.messages.reports import EngineMetrics
 from cluster.metrics import HTTP, Family
 
 OTHER = "other"

@@ -22,7 +22,8 @@ from cluster.frontend.tokenizer import Tokenizer
 from cluster.frontend.tokenizer_pool import TokenizerPool
 from cluster.http_config import HttpConfig
 from cluster.logs import EventLog
-from cluster.messages import FromClient, ServerInfo
+from cluster.messages.clients import ServerInfo
+from cluster.messages.sockets import FromClient
 
 EARLY_S = 3600.0
 """How long an engine may take to become ready for tokenizers to be made before a call comes."""

@@ -8,7 +8,7 @@ from starlette.responses import JSONResponse
 
 from cluster.api.api_server import server_of
 from cluster.api.errors import UNKNOWN_REQUEST, ApiError
-from cluster.messages import CancelByLabel, Cancelled
+from cluster.messages.clients import CancelByLabel, Cancelled
 
 router = APIRouter(tags=["requests"])
 

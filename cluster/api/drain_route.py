@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse
 
 from cluster.api.api_server import server_of
 from cluster.api.errors import CANNOT_DRAIN, ApiError
-from cluster.messages import DrainNode, NodeDrained
+from cluster.messages.changes import DrainNode, NodeDrained
 
 router = APIRouter(tags=["administration"])
 

@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse
 from cluster.api.api_server import ApiServer, server_of
 from cluster.api.errors import NOT_READY, SHUTTING_DOWN, ApiError
 from cluster.frontend.errors import RequestError
-from cluster.messages import Status
+from cluster.messages.reports import Status
 
 router = APIRouter(tags=["health"])
 

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from cluster.api.api_server import server_of
 from cluster.frontend.errors import RequestError
-from cluster.messages import EngineMetrics, MetricsRequest
+from cluster.messages.reports import EngineMetrics, MetricsRequest
 
 SCRAPE_TIMEOUT_S = 5.0
 """Less than the ten seconds that Prometheus waits unless told otherwise."""

@@ -15,7 +15,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from cluster.messages import Distribution, EngineMetrics, Sample
+from cluster.messages.reports import Distribution, EngineMetrics, Sample
 from cluster.metrics import ENGINE, Family
 
 PREFIX, VLLM_PREFIX = "stoker:", "vllm:"

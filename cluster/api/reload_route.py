@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse
 
 from cluster.api.api_server import server_of
 from cluster.api.errors import CANNOT_RELOAD, ApiError
-from cluster.messages import ModelReloaded, ReloadModel
+from cluster.messages.changes import ModelReloaded, ReloadModel
 
 router = APIRouter(tags=["administration"])
 

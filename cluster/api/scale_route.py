@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse
 
 from cluster.api.api_server import server_of
 from cluster.api.errors import CANNOT_SCALE, ApiError
-from cluster.messages import Scaled, ScaleGroups
+from cluster.messages.changes import Scaled, ScaleGroups
 
 router = APIRouter(tags=["administration"])
 

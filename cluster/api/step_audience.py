@@ -14,7 +14,7 @@ import numpy as np
 
 from cluster.frontend.errors import RequestError
 from cluster.frontend.loop_client import LoopClient
-from cluster.messages import StepNews, WatchSteps
+from cluster.messages.reports import StepNews, WatchSteps
 
 MAX_UNREAD = 20
 """News kept for a viewer, two seconds of it; then the oldest is dropped."""

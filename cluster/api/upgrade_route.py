@@ -6,7 +6,7 @@ from starlette.responses import JSONResponse
 
 from cluster.api.api_server import server_of
 from cluster.api.errors import CANNOT_UPGRADE, ApiError
-from cluster.messages import ClusterUpgraded, UpgradeCluster
+from cluster.messages.changes import ClusterUpgraded, UpgradeCluster
 
 router = APIRouter(tags=["administration"])
 

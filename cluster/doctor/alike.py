@@ -7,7 +7,7 @@ from cluster.doctor.host_checks import differing_model, differing_versions
 from cluster.doctor.model_facts import model_facts
 from cluster.doctor.scene import Host, ModelFacts
 from cluster.doctor.versions import collect_versions
-from cluster.messages import NodeFacts
+from cluster.messages.workers import NodeFacts
 
 
 def node_facts(node: str, model_dir: Path) -> NodeFacts:

@@ -16,7 +16,7 @@ import numpy as np
 from cluster.frontend.text_stream import TextStream
 from cluster.frontend.tokenizer import Tokenizer
 from cluster.logs import EventLog
-from cluster.messages import GenerationDefaults, ServerInfo
+from cluster.messages.clients import GenerationDefaults, ServerInfo
 from scheduler.arrays import Int32Array, int32
 from scheduler.errors import InvalidRequest
 from scheduler.request import Request

@@ -41,22 +41,19 @@ from cluster.frontend.tokenizer import Tokenizer
 from cluster.keys import read_key_file
 from cluster.links import DealerLink, LinkLimits, check_address
 from cluster.logs import EventLog
-from cluster.messages import (
+from cluster.messages.changes import (
     ClusterUpgraded,
     DrainNode,
-    FromClient,
-    GenerationDefaults,
     ModelReloaded,
     NodeDrained,
     ReloadModel,
     Scaled,
     ScaleGroups,
-    ServerInfo,
-    Status,
-    StatusRequest,
-    ToClient,
     UpgradeCluster,
 )
+from cluster.messages.clients import GenerationDefaults, ServerInfo
+from cluster.messages.reports import Status, StatusRequest
+from cluster.messages.sockets import FromClient, ToClient
 from cluster.wire import FROM_CLIENT, PROTOCOL_VERSION, TO_CLIENT
 from scheduler.errors import InvalidRequest
 from scheduler.request import TokenBatch

@@ -24,14 +24,9 @@ from cluster.frontend.session import FrontSession
 from cluster.frontend.tokenizer_files import TokenizerFiles
 from cluster.links import check_address
 from cluster.logs import EventLog
-from cluster.messages import (
-    FromClient,
-    GenerationDefaults,
-    ServerInfo,
-    Status,
-    StatusRequest,
-    ToClient,
-)
+from cluster.messages.clients import GenerationDefaults, ServerInfo
+from cluster.messages.reports import Status, StatusRequest
+from cluster.messages.sockets import FromClient, ToClient
 from cluster.wire import PROTOCOL_VERSION
 from scheduler.errors import InvalidRequest
 from scheduler.request import TokenBatch

@@ -15,7 +15,7 @@ from cluster.frontend.errors import EngineLost, ProtocolMismatch
 from cluster.frontend.session import BadMessage
 from cluster.links import DealerLink
 from cluster.logs import EventLog
-from cluster.messages import FromClient, ToClient
+from cluster.messages.sockets import FromClient, ToClient
 from cluster.wire import FROM_CLIENT, TO_CLIENT
 
 MESSAGES_PER_TURN = 8

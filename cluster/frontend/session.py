@@ -15,25 +15,25 @@ from cluster.frontend.errors import EngineLost, ProtocolMismatch, error_of
 from cluster.frontend.recovery import Orphans
 from cluster.frontend.requests import LiveOutput, LiveRequest, TokenLogprobs
 from cluster.frontend.tokenizer_files import TokenizerFiles
-from cluster.messages import (
+from cluster.messages.changes import (
     Change,
     Changed,
-    ClientHello,
     ClusterUpgraded,
-    EngineStarting,
-    EngineStopping,
-    FromClient,
     ModelReloaded,
     NodeDrained,
-    Refusal,
     Scaled,
-    ServerInfo,
-    Status,
-    StatusRequest,
-    ToClient,
-    TokenizerRequest,
     UpgradeCluster,
 )
+from cluster.messages.clients import (
+    ClientHello,
+    EngineStarting,
+    EngineStopping,
+    Refusal,
+    ServerInfo,
+    TokenizerRequest,
+)
+from cluster.messages.reports import Status, StatusRequest
+from cluster.messages.sockets import FromClient, ToClient
 from scheduler.arrays import int32
 from scheduler.plan import LogprobRows
 from scheduler.request import Abort, Ended, Finish, Rejection, Started, TokenBatch

@@ -8,7 +8,7 @@ from time import perf_counter
 import msgspec
 from msgspec import Struct
 
-from cluster.messages import Status
+from cluster.messages.reports import Status
 from scheduler.sampling import SamplingParams
 from stoker.bench.errors import BenchError
 from stoker.bench.peak_memory import PeakMemory

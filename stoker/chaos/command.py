@@ -8,7 +8,7 @@ from typing import get_args
 
 import msgspec
 
-from cluster.messages import Fault, FaultKind, InjectFault
+from cluster.messages.faults import Fault, FaultKind, InjectFault
 from scheduler.errors import InvalidRequest
 from stoker.chaos.link import ChaosLink
 from stoker.chaos.orders import Drawer, Order, Shape

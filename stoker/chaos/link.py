@@ -6,14 +6,10 @@ from pathlib import Path
 from cluster.errors import LinkLost
 from cluster.keys import read_key_file
 from cluster.links import DealerLink, LinkLimits
-from cluster.messages import (
-    ClientHello,
-    FaultInjected,
-    FromClient,
-    InjectFault,
-    Status,
-    StatusRequest,
-)
+from cluster.messages.clients import ClientHello
+from cluster.messages.faults import FaultInjected, InjectFault
+from cluster.messages.reports import Status, StatusRequest
+from cluster.messages.sockets import FromClient
 from cluster.wire import FROM_CLIENT, PROTOCOL_VERSION, TO_CLIENT
 from scheduler.errors import InvalidRequest
 from stoker.running import key_file_for

@@ -4,7 +4,7 @@ import random
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from cluster.messages import Fault, FaultKind, InjectFault
+from cluster.messages.faults import Fault, FaultKind, InjectFault
 
 HANG_S = 3600.0
 """Of a fault that lasts until somebody ends the process."""

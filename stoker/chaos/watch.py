@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from cluster.messages import Status
+from cluster.messages.reports import Status
 from stoker.chaos.link import ChaosLink
 from stoker.chaos.orders import Shape
 

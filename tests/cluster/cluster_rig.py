@@ -21,20 +21,10 @@ from cluster.frontend.tokenizer_files import TokenizerFiles
 from cluster.keys import ClientKeys, SocketKeys
 from cluster.links import DealerLink, LinkLimits
 from cluster.logs import EventLog
-from cluster.messages import (
-    ClientHello,
-    FromClient,
-    FromEngine,
-    GenerationDefaults,
-    GroupStatus,
-    ServerInfo,
-    Shutdown,
-    Status,
-    StatusRequest,
-    SupervisorHello,
-    ToClient,
-    ToEngine,
-)
+from cluster.messages.clients import ClientHello, GenerationDefaults, ServerInfo
+from cluster.messages.reports import GroupStatus, Status, StatusRequest
+from cluster.messages.sockets import FromClient, FromEngine, ToClient, ToEngine
+from cluster.messages.supervisor import Shutdown, SupervisorHello
 from cluster.served_model import Checkpoints
 from cluster.supervisor import ENGINE_COMMAND
 from cluster.wire import FROM_CLIENT, FROM_ENGINE, PROTOCOL_VERSION, TO_CLIENT, TO_ENGINE

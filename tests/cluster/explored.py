@@ -15,19 +15,20 @@ from cluster.errors import PeerGone
 from cluster.links import EngineLinks
 from cluster.logs import EventLog
 from cluster.loss_reasons import LossReason
-from cluster.messages import (
-    ClientHello,
-    GenerationDefaults,
+from cluster.messages.changes import ScaleGroups
+from cluster.messages.clients import ClientHello, GenerationDefaults
+from cluster.messages.supervisor import (
     GroupLost,
     GroupStopped,
-    NodeFacts,
-    RankCapacity,
     RetireGroup,
-    ScaleGroups,
     Shutdown,
     StartGroup,
-    Stop,
     SupervisorHello,
+)
+from cluster.messages.workers import (
+    NodeFacts,
+    RankCapacity,
+    Stop,
     WorkerFailed,
     WorkerGreeting,
     WorkerHello,

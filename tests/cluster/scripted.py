@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cluster.backend import WorkerLaunch
-from cluster.messages import RankCapacity
+from cluster.messages.workers import RankCapacity
 from scheduler.arrays import int32
 from scheduler.plan import StepPlan, StepResult
 from worker.errors import ModelError

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from cluster import worker_host
 from cluster.backend import WorkerLaunch
 from cluster.doctor.alike import node_facts
-from cluster.messages import NodeFacts
+from cluster.messages.workers import NodeFacts
 from cluster.worker_main import main
 from tests.cluster.scripted import Script, ScriptedRunner
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cluster.loss_reasons import EXIT_FAILED, EXIT_NO_ENGINE
-from cluster.messages import Fault, FaultInjected, InjectFault
+from cluster.messages.faults import Fault, FaultInjected, InjectFault
 from tests.cluster.cluster_rig import Rig, TestClient, group_of, wait_for_status
 from tests.cluster.scripted import tokens_after
 

@@ -10,8 +10,27 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from cluster import messages
 from cluster.errors import LinkLost
+from cluster.messages.clients import (
+    CancelByLabel,
+    Cancelled,
+    ClientHello,
+    EngineStarting,
+    EngineStopping,
+    Refusal,
+    ServerInfo,
+    TokenizerRequest,
+)
+from cluster.messages.reports import Status, StatusRequest
+from cluster.messages.supervisor import (
+    GroupLost,
+    GroupReady,
+    GroupStopped,
+    Shutdown,
+    StartGroup,
+    SupervisorHello,
+)
+from cluster.messages.workers import WorkerFailed
 from cluster.wire import FROM_ENGINE, PROTOCOL_VERSION
 from scheduler.journal import Record, encode_record
 from scheduler.request import Finish
@@ -25,7 +44,7 @@ from tests.cluster.cluster_rig import (
 from tests.cluster.scripted import Script, tokens_after
 
 
-def is_idle(status: messages.Status) -> bool:
+def is_idle(status: Status) -> bool:
     return (
         status.num_running == status.num_waiting == 0
         and sum(group.num_used_blocks for group in status.groups) == 0
@@ -104,14 +123,14 @@ def test_two_plans_are_in_flight(tmp_path: Path) -> None:
 def test_a_client_that_comes_early_is_told_to_wait_and_then_that_it_may(tmp_path: Path) -> None:
     with Rig(tmp_path) as rig:
         client = rig.stranger()
-        client.send(messages.ClientHello(protocol=PROTOCOL_VERSION))
-        assert isinstance(client.next(), messages.EngineStarting)
+        client.send(ClientHello(protocol=PROTOCOL_VERSION))
+        assert isinstance(client.next(), EngineStarting)
         assert client.status().state == "starting"
         client.finish(early := client.submit())
         assert client.rejections[early].reason == "no_workers"
 
         rig.start_worker()
-        info = client.next_of(messages.ServerInfo)
+        info = client.next_of(ServerInfo)
 
         assert (info.vocab_size, info.max_model_len, info.end_ids) == (1000, 256, (2,))
         assert info.tokenizer_digest == TOKENIZER.digest
@@ -123,7 +142,7 @@ def test_a_client_without_a_directory_gets_the_tokenizer(tmp_path: Path) -> None
     with Rig(tmp_path) as rig:
         rig.start_worker()
         client = rig.client()
-        client.send(messages.TokenizerRequest())
+        client.send(TokenizerRequest())
         assert client.next() == TOKENIZER
 
 
@@ -214,7 +233,7 @@ def test_a_client_that_does_not_read_is_cut_off_and_told_when_it_reads_again(
         slow, good = rig.client(), rig.client()
         hog = slow.submit(max_tokens=200)
         for _ in range(20_000):
-            slow.send(messages.StatusRequest())
+            slow.send(StatusRequest())
             if good.status().totals.num_cut_clients:
                 break
         handle = good.submit(max_tokens=5)
@@ -222,7 +241,7 @@ def test_a_client_that_does_not_read_is_cut_off_and_told_when_it_reads_again(
 
         assert good.tokens[handle] == tokens_after(4, 5)
         assert wait_for_status(good, is_idle).num_clients == 1
-        refusal = slow.next_of(messages.Refusal)
+        refusal = slow.next_of(Refusal)
         assert refusal.reason in ("too_slow", "no_hello")
         assert hog not in slow.ends or slow.ends[hog] is Finish.LENGTH
 
@@ -234,9 +253,9 @@ def test_a_supervisor_that_comes_late_is_told_what_it_missed(tmp_path: Path) -> 
         client = rig.client()
         wait_for_status(client, lambda status: status.state == "serving")
         late = rig.supervisor()
-        first = late.next_of(messages.GroupReady)
+        first = late.next_of(GroupReady)
         rig.start_worker(group=1)
-        second = late.next_of(messages.GroupReady)
+        second = late.next_of(GroupReady)
 
         assert (first.group, second.group) == (0, 1)
 
@@ -251,8 +270,8 @@ def test_requests_are_cancelled_by_their_label_whosever_they_are(tmp_path: Path)
         owner.read_until(lambda: {*one, two, three} <= owner.tokens.keys())
         counts = {}
         for label in ("", "call", "mine", "-7", "mine-7 ", "call-1", "mine-7", "call-2b"):
-            other.send(messages.CancelByLabel(label))
-            answer = other.next_of(messages.Cancelled)
+            other.send(CancelByLabel(label))
+            answer = other.next_of(Cancelled)
             counts[answer.label] = answer.count
         owner.finish(*one, two, three)
 
@@ -337,8 +356,8 @@ def test_bytes_that_are_not_zeromq_do_not_disturb_a_tcp_socket(tmp_path: Path) -
 def test_a_client_of_another_version_is_told_both_numbers(tmp_path: Path) -> None:
     with Rig(tmp_path) as rig:
         client = rig.stranger()
-        client.send(messages.ClientHello(protocol=99))
-        refusal = client.next_of(messages.Refusal)
+        client.send(ClientHello(protocol=99))
+        refusal = client.next_of(Refusal)
         assert refusal.reason == "protocol"
         assert f"speaks protocol {PROTOCOL_VERSION}, the client 99" in refusal.message
 
@@ -346,9 +365,9 @@ def test_a_client_of_another_version_is_told_both_numbers(tmp_path: Path) -> Non
 def test_a_worker_of_another_version_is_told_both_numbers(tmp_path: Path) -> None:
     with Rig(tmp_path) as rig:
         stranger = rig.supervisor(key="wrong")
-        assert stranger.next_of(messages.Refusal).reason == "stranger"
-        stranger.send(messages.SupervisorHello(protocol=99, engine_id="engine", key=KEY))
-        refusal = stranger.next_of(messages.Refusal)
+        assert stranger.next_of(Refusal).reason == "stranger"
+        stranger.send(SupervisorHello(protocol=99, engine_id="engine", key=KEY))
+        refusal = stranger.next_of(Refusal)
         assert f"speaks protocol {PROTOCOL_VERSION}, this peer 99" in refusal.message
 
 
@@ -356,7 +375,7 @@ def test_a_client_that_never_said_hello_is_told_to(tmp_path: Path) -> None:
     with Rig(tmp_path) as rig:
         client = rig.stranger()
         client.submit()
-        assert client.next_of(messages.Refusal).reason == "no_hello"
+        assert client.next_of(Refusal).reason == "no_hello"
 
 
 def test_a_request_with_a_bad_field_is_refused_as_itself(tmp_path: Path) -> None:
@@ -411,7 +430,7 @@ def test_a_rank_that_raises_fails_the_group_as_one_and_is_named_with_its_step(
             "rank 1 of group 0 failed at step 5: RuntimeError: a kernel went wrong"
             in (client.messages[handle])
         )
-        lost = supervisor.next_of(messages.GroupLost)
+        lost = supervisor.next_of(GroupLost)
         assert (lost.rank, lost.step, lost.restarts) == (1, 5, False)
         client.finish(late := client.submit())
         assert client.rejections[late].reason == "no_workers"
@@ -450,9 +469,7 @@ def test_a_death_that_the_supervisor_reports_fails_the_group(tmp_path: Path) -> 
         supervisor, client = rig.supervisor(), rig.client()
         handle = client.submit()
         wait_for_status(client, lambda status: status.num_running == 1)
-        supervisor.send(
-            messages.WorkerFailed(group=0, epoch=1, rank=0, message="was ended by SIGKILL")
-        )
+        supervisor.send(WorkerFailed(group=0, epoch=1, rank=0, message="was ended by SIGKILL"))
         client.finish(handle)
         assert client.rejections[handle].reason == "no_workers"
         assert "SIGKILL" in client.rejections[handle].message
@@ -463,8 +480,8 @@ def test_news_of_an_older_epoch_or_of_no_group_changes_nothing(tmp_path: Path) -
         rig.start_worker()
         supervisor, client = rig.supervisor(), rig.client()
         for group, epoch in ((0, 0), (9, 1)):
-            supervisor.send(messages.WorkerFailed(group=group, epoch=epoch, rank=0, message="?"))
-            supervisor.send(messages.GroupStopped(group, epoch))
+            supervisor.send(WorkerFailed(group=group, epoch=epoch, rank=0, message="?"))
+            supervisor.send(GroupStopped(group, epoch))
         client.finish(handle := client.submit())
         assert client.tokens[handle] == tokens_after(4, 5)
 
@@ -474,7 +491,7 @@ def test_a_worker_that_fails_to_load_is_reported_with_its_own_words(tmp_path: Pa
         supervisor = rig.supervisor()
         supervisor.link.wait_connected(5.0)
         rig.start_worker(Script(fail_at_load="no such tensor"))
-        lost = supervisor.next_of(messages.GroupLost)
+        lost = supervisor.next_of(GroupLost)
         assert (lost.rank, lost.step, lost.message) == (0, 0, "ValueError: no such tensor")
 
 
@@ -496,9 +513,9 @@ def test_a_restarted_group_goes_on_where_the_lost_one_was(tmp_path: Path) -> Non
         rig.start_worker(Script(raise_at_step=8))
         supervisor, client = rig.supervisor(), rig.client()
         handle = client.submit(max_tokens=40)
-        assert supervisor.next_of(messages.GroupLost).restarts
-        supervisor.send(messages.GroupStopped(0, 1))
-        start = supervisor.next_of(messages.StartGroup)
+        assert supervisor.next_of(GroupLost).restarts
+        supervisor.send(GroupStopped(0, 1))
+        start = supervisor.next_of(StartGroup)
         rig.start_worker(group=start.group, epoch=start.epoch)
         client.finish(handle)
 
@@ -521,7 +538,7 @@ def test_a_start_that_takes_too_long_is_lost_with_the_missing_rank(tmp_path: Pat
     with Rig(tmp_path, num_ranks=2, start_timeout_s=1.0) as rig:
         supervisor = rig.supervisor()
         rig.start_worker(rank=0)
-        lost = supervisor.next_of(messages.GroupLost)
+        lost = supervisor.next_of(GroupLost)
         assert lost.rank == 1
         assert "rank 1 has not reached the engine" in lost.message
 
@@ -533,8 +550,8 @@ def test_draining_finishes_what_runs_and_refuses_what_comes(tmp_path: Path) -> N
         supervisor, client = rig.supervisor(), rig.client()
         handle = client.submit(max_tokens=50)
         wait_for_status(client, lambda status: status.num_running == 1)
-        supervisor.send(messages.Shutdown(drain_s=60.0, message="rolling update"))
-        stopping = client.next_of(messages.EngineStopping)
+        supervisor.send(Shutdown(drain_s=60.0, message="rolling update"))
+        stopping = client.next_of(EngineStopping)
         late = client.submit()
         client.finish(late)
         hold.set()
@@ -554,7 +571,7 @@ def test_what_a_drain_does_not_finish_ends_with_an_abort(tmp_path: Path) -> None
         supervisor, client = rig.supervisor(), rig.client()
         handle = client.submit(max_tokens=50)
         wait_for_status(client, lambda status: status.num_running == 1)
-        supervisor.send(messages.Shutdown(drain_s=0.05))
+        supervisor.send(Shutdown(drain_s=0.05))
         client.finish(handle)
         assert client.ends[handle] is Finish.ABORT
         hold.set()
@@ -567,7 +584,7 @@ def test_an_engine_without_a_supervisor_ends(tmp_path: Path) -> None:
         supervisor.link.wait_connected(5.0)
         client.status()
         supervisor.close()
-        assert "supervisor is gone" in client.next_of(messages.EngineStopping).message
+        assert "supervisor is gone" in client.next_of(EngineStopping).message
         rig.join()
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from cluster import engine as engine_module
-from cluster.messages import ClientHello, EngineMetrics, EngineStarting, MetricsRequest
+from cluster.messages.clients import ClientHello, EngineStarting
+from cluster.messages.reports import EngineMetrics, MetricsRequest
 from cluster.metrics import ENGINE
 from cluster.wire import PROTOCOL_VERSION
 from tests.cluster.cluster_rig import Rig, TestClient

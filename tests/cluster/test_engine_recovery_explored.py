@@ -26,7 +26,8 @@ from cluster.groups import (
     Start,
     WorkerGroup,
 )
-from cluster.messages import GroupStopped, WorkerFailed
+from cluster.messages.supervisor import GroupStopped
+from cluster.messages.workers import WorkerFailed
 from tests.cluster.test_groups import make_greeting, make_hello
 
 RANKS = (0, 1)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from cluster.keys import read_key_file
-from cluster.messages import Status
+from cluster.messages.reports import Status
 from tests.cluster.cluster_rig import TestClient, wait_for_status
 from tests.cluster.scripted import tokens_after
 from tests.cluster.test_supervisor import ClusterProcess, Clusters

@@ -20,10 +20,20 @@ import numpy as np
 import pytest
 import zmq
 
-from cluster import messages
 from cluster.errors import LinkLost
 from cluster.keys import ClientKeys
 from cluster.links import DealerLink, LinkLimits, fresh_keys
+from cluster.messages.clients import ClientHello, Refusal
+from cluster.messages.reports import Status, StatusRequest
+from cluster.messages.supervisor import GroupLost, GroupReady, GroupStopped, Shutdown, StartGroup
+from cluster.messages.workers import (
+    PoolSize,
+    RankCapacity,
+    Stop,
+    WorkerFailed,
+    WorkerHello,
+    WorkerReady,
+)
 from cluster.wire import FROM_CLIENT, FROM_ENGINE, PROTOCOL_VERSION, TO_ENGINE
 from scheduler.plan import StepPlan, StepResult
 from scheduler.request import Finish, Request
@@ -152,7 +162,7 @@ class Mutator:
 
 def good_from_clients() -> list[bytes]:
     """One of each message, and requests that would do if they were let alone."""
-    hello = messages.ClientHello(protocol=PROTOCOL_VERSION)
+    hello = ClientHello(protocol=PROTOCOL_VERSION)
     requests = [
         msgspec.structs.replace(each, handle=handle)
         for each in test_wire.FROM_CLIENT
@@ -194,7 +204,7 @@ def send_all(
     return num_sent
 
 
-def check_unharmed(rig: Rig) -> messages.Status:
+def check_unharmed(rig: Rig) -> Status:
     """The engine answers somebody new, and holds nothing for those who are gone."""
     client = rig.client()
     client.finish(handle := client.submit(num_prompt=9, max_tokens=9))
@@ -261,9 +271,9 @@ def test_case_119_frames_over_the_limit_end_their_connection_only(rig: Rig, side
     check_unharmed(rig)
 
 
-def insider_hellos() -> list[messages.WorkerHello | messages.WorkerFailed]:
+def insider_hellos() -> list[WorkerHello | WorkerFailed]:
     """What holders of the engine's secret may say at the wrong time or of the wrong rank."""
-    hello = messages.WorkerHello(
+    hello = WorkerHello(
         protocol=PROTOCOL_VERSION,
         engine_id="engine",
         key=KEY,
@@ -275,7 +285,7 @@ def insider_hellos() -> list[messages.WorkerHello | messages.WorkerFailed]:
     change = msgspec.structs.replace
     wrong = [{"group": 0}, {"group": 2}, {"group": -1}, {"group": 2**40}, {"rank": 1}, {"rank": -1}]
     wrong += [{"epoch": 0}, {"epoch": 2}, {"epoch": -1}, {"epoch": 2**60}]
-    failed = messages.WorkerFailed(group=0, epoch=7, rank=0, message="not me", key=KEY)
+    failed = WorkerFailed(group=0, epoch=7, rank=0, message="not me", key=KEY)
     return [
         *(change(hello, **fields) for fields in wrong),
         *(change(failed, **fields) for fields in ({}, {"epoch": -1}, {"group": 9}, {"group": -1})),
@@ -288,19 +298,19 @@ def test_hellos_of_the_wrong_rank_group_or_epoch_change_nothing(rig: Rig) -> Non
             with DealerLink(rig.back, LIMITS, rig.back_keys) as link:
                 link.wait_connected(20.0)
                 link.send(TO_ENGINE.encode(message))
-                if isinstance(message, messages.WorkerHello):
+                if isinstance(message, WorkerHello):
                     answer = FROM_ENGINE.decode(link.receive(20.0) or b"")
-                    assert isinstance(answer, messages.Refusal), message
+                    assert isinstance(answer, Refusal), message
     status = check_unharmed(rig)
     assert [group.state for group in status.groups] == ["ready", "starting"]
 
 
 def test_a_second_supervisor_is_refused_and_its_end_ends_nothing(rig: Rig) -> None:
-    rig.supervisor().next_of(messages.GroupReady)
+    rig.supervisor().next_of(GroupReady)
     with Neighbour(rig):
         second = TestSupervisor(rig.back, KEY, rig.back_keys)
-        assert "already" in second.next_of(messages.Refusal).message
-        second.send(messages.Shutdown(drain_s=0.0))
+        assert "already" in second.next_of(Refusal).message
+        second.send(Shutdown(drain_s=0.0))
         second.close()
     check_unharmed(rig)
 
@@ -326,11 +336,11 @@ class MadWorker:
                 assert frame is not None, "the engine neither plans nor ends"
                 message = FROM_ENGINE.decode(frame)
                 match message:
-                    case messages.PoolSize():
-                        self._link.send(TO_ENGINE.encode(messages.WorkerReady()))
+                    case PoolSize():
+                        self._link.send(TO_ENGINE.encode(WorkerReady()))
                     case StepPlan():
                         self._answer(message)
-                    case messages.Stop() | messages.Refusal():
+                    case Stop() | Refusal():
                         break
         self._link.close()
 
@@ -345,8 +355,8 @@ class MadWorker:
             lambda: TO_ENGINE.encode(change(good, epoch=plan.epoch + 1)),
             lambda: TO_ENGINE.encode(change(good, logprobs=test_wire.ROWS)),
             lambda: TO_ENGINE.encode(change(good, compute_s=float("nan"))),
-            lambda: TO_ENGINE.encode(messages.WorkerReady()),
-            lambda: TO_ENGINE.encode(messages.Shutdown(drain_s=0.0)),
+            lambda: TO_ENGINE.encode(WorkerReady()),
+            lambda: TO_ENGINE.encode(Shutdown(drain_s=0.0)),
             lambda: self._chance.choice(self._old or [b"?"]),
             lambda: self._chance.randbytes(50),
         ]
@@ -357,7 +367,7 @@ class MadWorker:
         self._link.send(frame)
 
 
-ROOMY = messages.RankCapacity(
+ROOMY = RankCapacity(
     num_blocks=512, block_bytes=1024, vocab_size=1000, max_model_len=256, device="mad"
 )
 
@@ -377,8 +387,8 @@ def test_a_worker_that_has_gone_mad_loses_its_group_and_nobody_else(
         wait_for_status(client, lambda status: status.groups[1].state != "starting")
         ask_until_lost(client, supervisor, epoch)
         mad.join(30.0)
-        supervisor.send(messages.GroupStopped(1, epoch))
-        assert supervisor.next_of(messages.StartGroup).epoch == epoch + 1
+        supervisor.send(GroupStopped(1, epoch))
+        assert supervisor.next_of(StartGroup).epoch == epoch + 1
     status = check_unharmed_by(client)
     assert (status.groups[0].state, status.groups[0].epoch) == ("ready", 1)
 
@@ -390,11 +400,11 @@ def ask_until_lost(client: TestClient, supervisor: TestSupervisor, epoch: int) -
         client.finish(*handles)
         assert {client.ends[handle] for handle in handles} == {Finish.LENGTH}
         assert {len(client.tokens[handle]) for handle in handles} == {30}
-    lost = supervisor.next_of(messages.GroupLost)
+    lost = supervisor.next_of(GroupLost)
     assert (lost.group, lost.epoch, lost.restarts) == (1, epoch, True)
 
 
-def check_unharmed_by(client: TestClient) -> messages.Status:
+def check_unharmed_by(client: TestClient) -> Status:
     client.finish(handle := client.submit(num_prompt=9, max_tokens=9))
     assert client.tokens[handle] == tokens_after(9, 9)
     return client.status()
@@ -483,7 +493,7 @@ def test_peers_without_the_sockets_own_keys_are_turned_away_and_counted(
         for number, (why, shown) in enumerate(strangers.items(), 1):
             for _ in range(5):
                 with DealerLink(address, LIMITS, shown) as link:
-                    link.send(FROM_CLIENT.encode(messages.StatusRequest()))
+                    link.send(FROM_CLIENT.encode(StatusRequest()))
                     with pytest.raises(LinkLost, match=why):
                         link.wait_connected(0.2 if others is shown else 5.0)
             wait_for_status(

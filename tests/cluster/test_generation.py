@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cluster.generation import GenerationFileDamaged, read_generation
-from cluster.messages import GenerationDefaults
+from cluster.messages.clients import GenerationDefaults
 
 
 def write(folder: Path, name: str, value: object) -> None:

@@ -2,7 +2,8 @@
 
 from cluster.engine_launch import GroupEpoch
 from cluster.group_ledger import GroupLedger
-from cluster.messages import GroupStopped, WorkerFailed
+from cluster.messages.supervisor import GroupStopped
+from cluster.messages.workers import WorkerFailed
 
 
 def failure(epoch: int = 1, rank: int = 0) -> WorkerFailed:

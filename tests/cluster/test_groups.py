@@ -16,7 +16,7 @@ from cluster.groups import (
     Start,
     WorkerGroup,
 )
-from cluster.messages import NodeFacts, RankCapacity, RankPhase, WorkerGreeting, WorkerHello
+from cluster.messages.workers import NodeFacts, RankCapacity, RankPhase, WorkerGreeting, WorkerHello
 
 FOREVER = RestartPolicy(max_restarts=1_000)
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from cluster import messages
 from cluster.backend import WorkerLaunch
 from cluster.lease import EXIT_FENCED, Lease
 from cluster.logs import EventLog
+from cluster.messages.workers import WorkerFailed
 from tests.cluster.cluster_rig import KEY, Rig, wait_for_status
 from tests.cluster.launches import make_launch
 
@@ -39,7 +39,7 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 def lose_group(rig: Rig) -> None:
     client, supervisor = rig.client(), rig.supervisor()
-    supervisor.send(messages.WorkerFailed(group=0, epoch=1, rank=0, message="its peer is gone"))
+    supervisor.send(WorkerFailed(group=0, epoch=1, rank=0, message="its peer is gone"))
     wait_for_status(client, lambda status: status.state == "failed")
 
 
@@ -76,7 +76,7 @@ def test_leases_of_other_groups_go_on(tmp_path: Path) -> None:
         lost, other = (Rank(make_launch(address=rig.back, key=KEY, group=g)) for g in (0, 1))
         with lost.lease, other.lease:
             wait_for_leases(rig, 2)
-            supervisor.send(messages.WorkerFailed(group=0, epoch=1, rank=0, message="boom"))
+            supervisor.send(WorkerFailed(group=0, epoch=1, rank=0, message="boom"))
             assert lost.ends() == EXIT_FENCED
             wait_for_leases(rig, 1)
             assert other.codes.empty()

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster import messages
 from cluster.loss_reasons import LossReason
-from cluster.messages import Fault, FaultInjected, InjectFault
+from cluster.messages.faults import Fault, FaultInjected, InjectFault
+from cluster.messages.reports import EngineMetrics, MetricsRequest
+from cluster.messages.supervisor import GroupLost, GroupStopped, StartGroup
+from cluster.messages.workers import WorkerFailed
 from scheduler.request import Finish
 from tests.cluster.cluster_rig import Rig, TestSupervisor, group_of, wait_for_status
 from tests.cluster.scripted import Script, tokens_after
@@ -16,10 +18,10 @@ from tests.cluster.scripted import Script, tokens_after
 
 def restart(rig: Rig, supervisor: TestSupervisor, script: Script | None = None) -> None:
     """Do what the engine asks for after a loss: end one epoch, start the next."""
-    lost = supervisor.next_of(messages.GroupLost)
+    lost = supervisor.next_of(GroupLost)
     assert lost.restarts
-    supervisor.send(messages.GroupStopped(lost.group, lost.epoch))
-    start = supervisor.next_of(messages.StartGroup)
+    supervisor.send(GroupStopped(lost.group, lost.epoch))
+    start = supervisor.next_of(StartGroup)
     rig.start_worker(script, group=start.group, epoch=start.epoch)
 
 
@@ -34,8 +36,8 @@ def test_a_recovery_leaves_one_line_with_its_phases_and_counts_in_the_metrics(
         handle = client.submit(max_tokens=40)
         restart(rig, supervisor)
         client.finish(handle)
-        client.send(messages.MetricsRequest())
-        metrics = client.next_of(messages.EngineMetrics)
+        client.send(MetricsRequest())
+        metrics = client.next_of(EngineMetrics)
         group = group_of(client.status())
 
     records = set(caplog.records)  # each may be seen on its way up and at the root
@@ -59,7 +61,7 @@ def test_streams_go_on_in_another_group_before_the_lost_one_is_back(tmp_path: Pa
         supervisor, client = rig.supervisor(), rig.client()
         wait_for_status(client, lambda s: all(g.state == "ready" for g in s.groups))
         handles = [client.submit(num_prompt=5 + i, max_tokens=40) for i in range(6)]
-        assert supervisor.next_of(messages.GroupLost).restarts
+        assert supervisor.next_of(GroupLost).restarts
         client.finish(*handles)
 
         assert [client.tokens[h] for h in handles] == [tokens_after(5 + i, 40) for i in range(6)]
@@ -114,7 +116,7 @@ def test_a_group_that_cannot_come_back_is_given_up_and_who_waits_is_refused(
         waiting = client.submit(max_tokens=20)
         restart(rig, supervisor, Script(fail_at_load="no weights"))
         restart(rig, supervisor, Script(fail_at_load="no weights"))
-        lost = supervisor.next_of(messages.GroupLost)
+        lost = supervisor.next_of(GroupLost)
         client.finish(waiting)
 
         assert not lost.restarts
@@ -154,9 +156,7 @@ def test_losses_that_no_request_can_cause_are_held_against_nobody(
         handle = client.submit(max_tokens=20)
         for epoch in (1, 2, 3):
             wait_for_status(client, lambda status: status.num_running == 1)
-            supervisor.send(
-                messages.WorkerFailed(group=0, epoch=epoch, rank=0, message="?", reason=reason)
-            )
+            supervisor.send(WorkerFailed(group=0, epoch=epoch, rank=0, message="?", reason=reason))
             restart(rig, supervisor, script)
         hold.set()
         client.finish(handle)
@@ -177,7 +177,7 @@ def test_the_end_of_a_group_that_was_ordered_to_suffer_is_held_against_nobody(
             wait_for_status(client, lambda status: status.num_running == 1)
             client.send(InjectFault(fault=Fault(kind="raise"), group=0, rank=0))
             assert not client.next_of(FaultInjected).refusal
-            supervisor.send(messages.WorkerFailed(group=0, epoch=epoch, rank=0, message="killed"))
+            supervisor.send(WorkerFailed(group=0, epoch=epoch, rank=0, message="killed"))
             restart(rig, supervisor, script)
         hold.set()
         client.finish(handle)

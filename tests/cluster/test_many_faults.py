@@ -10,16 +10,9 @@ import pytest
 
 from cluster import groups
 from cluster.errors import LinkLost
-from cluster.messages import (
-    Fault,
-    FaultInjected,
-    FaultKind,
-    GroupLost,
-    GroupStopped,
-    InjectFault,
-    StartGroup,
-    Status,
-)
+from cluster.messages.faults import Fault, FaultInjected, FaultKind, InjectFault
+from cluster.messages.reports import Status
+from cluster.messages.supervisor import GroupLost, GroupStopped, StartGroup
 from cluster.wire import FROM_ENGINE
 from scheduler.request import Finish
 from tests.cluster.cluster_rig import Rig, TestClient, TestSupervisor, wait_for_status

@@ -4,19 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster import messages
 from cluster.groups import Instruction, RestartPolicy, Retire, Start, WorkerGroup
-from cluster.messages import (
-    AvoidNodes,
-    DrainNode,
-    NodeDrained,
-    NodeFacts,
-    RankCapacity,
-    RetireGroup,
-    StartGroup,
-    WorkerGreeting,
-    WorkerHello,
-)
+from cluster.messages.changes import DrainNode, NodeDrained
+from cluster.messages.supervisor import AvoidNodes, GroupStopped, RetireGroup, StartGroup
+from cluster.messages.workers import NodeFacts, RankCapacity, WorkerGreeting, WorkerHello
 from cluster.node_drains import RETRY_S, NodeDrains
 from cluster.scaling import ScaleLimits, Scaling
 from tests.cluster.cluster_rig import Rig, TestClient, group_of, wait_for_status
@@ -166,7 +157,7 @@ def test_streams_are_whole_and_go_on_at_once_when_their_node_is_drained(tmp_path
         assert supervisor.next_of(AvoidNodes) == AvoidNodes(("two",))
         assert supervisor.next_of(RetireGroup) == RetireGroup(1, 1)
         assert supervisor.next_of(StartGroup) == StartGroup(2, 1)
-        supervisor.send(messages.GroupStopped(1, 1))
+        supervisor.send(GroupStopped(1, 1))
         wait_for_status(boss, lambda status: group_of(status, 1).state == "retired")
         assert drain(boss, "two").num_leaving == 0
         client.finish(*handles)

@@ -8,18 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from cluster import messages
 from cluster.errors import ModelError
 from cluster.groups import Lose, RestartPolicy, Retire, Start, WorkerGroup
-from cluster.messages import (
-    ModelReloaded,
-    RankCapacity,
-    ReloadModel,
-    RetireGroup,
-    StartGroup,
-    UseModel,
-    WorkerHello,
-)
+from cluster.messages.changes import ModelReloaded, ReloadModel
+from cluster.messages.supervisor import GroupStopped, RetireGroup, StartGroup, UseModel
+from cluster.messages.workers import RankCapacity, WorkerHello
 from cluster.reload import Order, Reload, UseWeights
 from cluster.served_model import Checkpoints, read_served_model
 from tests.cluster.cluster_rig import Rig, TestClient, group_of, wait_for_status
@@ -265,7 +258,7 @@ def test_streams_are_whole_while_all_groups_are_reloaded_under_load(
         assert "ask again when all have" in ask(boss, "other").refusal
         for group in (0, 1):
             assert supervisor.next_of(RetireGroup) == RetireGroup(group, 1, comes_back=True)
-            supervisor.send(messages.GroupStopped(group, 1))
+            supervisor.send(GroupStopped(group, 1))
             assert supervisor.next_of(StartGroup) == StartGroup(group, 2)
             handles += [client.submit(max_tokens=20) for _ in range(2)]
             rig.start_worker(Script(step_s=0.002), group=group, epoch=2)
@@ -294,7 +287,7 @@ def test_with_one_group_requests_wait_until_it_is_back(
         waiting = client.submit(max_tokens=5)
         assert boss.status().state != "failed"
         supervisor.next_of(RetireGroup)
-        supervisor.send(messages.GroupStopped(0, 1))
+        supervisor.send(GroupStopped(0, 1))
         assert supervisor.next_of(StartGroup) == StartGroup(0, 2)
         rig.start_worker(group=0, epoch=2)
         client.finish(running, waiting)

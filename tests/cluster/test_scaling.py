@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-from cluster import messages
 from cluster.groups import Drain, Lose, RestartPolicy, Retire, Start, WorkerGroup
-from cluster.messages import RankCapacity, RetireGroup, Scaled, ScaleGroups, StartGroup, WorkerHello
+from cluster.messages.changes import Scaled, ScaleGroups
+from cluster.messages.supervisor import GroupStopped, RetireGroup, StartGroup
+from cluster.messages.workers import RankCapacity, WorkerHello
 from cluster.scaling import ScaleLimits, Scaling, why_no_room
 from scheduler.stats import GroupStats
 from tests.cluster.cluster_rig import Rig, TestClient, group_of, wait_for_status
@@ -88,7 +89,7 @@ def test_streams_are_whole_while_groups_come_and_go_under_load(tmp_path: Path) -
         third = [client.submit(max_tokens=20) for _ in range(4)]
         client.finish(*first, *second, *third)
         assert supervisor.next_of(RetireGroup) == RetireGroup(1, 1)
-        supervisor.send(messages.GroupStopped(1, 1))
+        supervisor.send(GroupStopped(1, 1))
         left = wait_for_status(boss, lambda status: group_of(status, 1).state == "retired")
 
     for handles, count in ((first, 120), (second, 120), (third, 20)):
@@ -125,7 +126,7 @@ def test_a_group_that_left_comes_back_under_its_number_and_a_new_epoch(tmp_path:
         wait_for_status(client, lambda status: all(g.state == "ready" for g in status.groups))
         scale(client, 1)
         gone = supervisor.next_of(RetireGroup)
-        supervisor.send(messages.GroupStopped(gone.group, gone.epoch))
+        supervisor.send(GroupStopped(gone.group, gone.epoch))
         wait_for_status(client, lambda status: group_of(status, 1).state == "retired")
         scale(client, 2)
         assert supervisor.next_of(StartGroup) == StartGroup(1, 2)

@@ -1,6 +1,6 @@
 """What a start says that it waits for."""
 
-from cluster.messages import RankPhase
+from cluster.messages.workers import RankPhase
 from cluster.start_watch import StartWatch
 
 

@@ -3,7 +3,7 @@
 import threading
 from pathlib import Path
 
-from cluster.messages import StepNews, WatchSteps
+from cluster.messages.reports import StepNews, WatchSteps
 from cluster.step_feed import NEWS_EVERY_S, StepFeed
 from tests.cluster.cluster_rig import Rig, TestClient, wait_for_status
 from tests.cluster.scripted import Script

@@ -23,7 +23,7 @@ from cluster.announcements import ClusterFailed, ClusterReady, OfCluster, read_c
 from cluster.config import config_from, encode_config
 from cluster.errors import LinkLost
 from cluster.keys import read_key_file
-from cluster.messages import EngineMetrics, MetricsRequest, Status
+from cluster.messages.reports import EngineMetrics, MetricsRequest, Status
 from cluster.start_phases import PHASES
 from scheduler.request import Finish
 from tests.cluster.cluster_rig import TestClient, wait_for_status

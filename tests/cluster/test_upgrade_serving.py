@@ -8,7 +8,8 @@ import pytest
 
 from cluster.frontend.draft import RequestOptions
 from cluster.frontend.engine_client import ClientConfig, EngineClient
-from cluster.messages import ClusterUpgraded, Status
+from cluster.messages.changes import ClusterUpgraded
+from cluster.messages.reports import Status
 from scheduler.sampling import SamplingParams
 from tests.cluster.scripted import tokens_after
 from tests.cluster.test_supervisor import ClusterProcess, Clusters

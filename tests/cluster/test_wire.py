@@ -10,15 +10,84 @@ import msgspec
 import numpy as np
 import pytest
 
-from cluster import messages, wire
+from cluster import wire
 from cluster.errors import WireError
 from cluster.frontend.tokenizer_files import TokenizerFiles
+from cluster.messages.changes import (
+    ClusterUpgraded,
+    DrainNode,
+    ModelReloaded,
+    NodeDrained,
+    ReloadModel,
+    Scaled,
+    ScaleGroups,
+    UpgradeCluster,
+)
+from cluster.messages.clients import (
+    CancelByLabel,
+    Cancelled,
+    ClientHello,
+    EngineStarting,
+    EngineStopping,
+    GenerationDefaults,
+    Refusal,
+    ServerInfo,
+    TokenizerRequest,
+)
+from cluster.messages.faults import Fault, FaultInjected, InjectFault
+from cluster.messages.reports import (
+    Distribution,
+    EngineMetrics,
+    GroupLoad,
+    GroupStatus,
+    MetricsRequest,
+    RankStatus,
+    Sample,
+    Status,
+    StatusRequest,
+    StepNews,
+    Totals,
+    WatchSteps,
+)
+from cluster.messages.sockets import FromClient, FromEngine, ToClient, ToEngine
+from cluster.messages.supervisor import (
+    AvoidNodes,
+    BeginUpgrade,
+    GroupLost,
+    GroupReady,
+    GroupsRenewed,
+    GroupStopped,
+    HandOver,
+    Ping,
+    Pong,
+    RenewGroups,
+    RetireGroup,
+    Shutdown,
+    StartGroup,
+    StartPhases,
+    SupervisorHello,
+    UpgradeNews,
+    UseModel,
+)
+from cluster.messages.workers import (
+    MayLoad,
+    NodeFacts,
+    PoolSize,
+    RankCapacity,
+    RankPhase,
+    Stop,
+    WorkerFailed,
+    WorkerGreeting,
+    WorkerHello,
+    WorkerLease,
+    WorkerReady,
+)
 from scheduler.arrays import int32
 from scheduler.plan import Admission, LogprobRows, StepPlan, StepResult
 from scheduler.request import Abort, Ended, Rejection, Request, Started, TokenBatch
 from scheduler.sampling import SamplingParams
 
-CAPACITY = messages.RankCapacity(num_blocks=9, block_bytes=4, vocab_size=100, max_model_len=64)
+CAPACITY = RankCapacity(num_blocks=9, block_bytes=4, vocab_size=100, max_model_len=64)
 ROWS = LogprobRows(
     row=int32([0]),
     position=int32([3]),
@@ -29,13 +98,13 @@ ROWS = LogprobRows(
 )
 
 FROM_CLIENT = (
-    messages.ClientHello(protocol=1, label="me"),
-    messages.TokenizerRequest(),
-    messages.StatusRequest(),
-    messages.MetricsRequest(),
-    messages.CancelByLabel("cmpl-1"),
-    messages.ScaleGroups(3),
-    messages.InjectFault(fault=messages.Fault(kind="slow", step=3, seconds=0.5), group=1, rank=0),
+    ClientHello(protocol=1, label="me"),
+    TokenizerRequest(),
+    StatusRequest(),
+    MetricsRequest(),
+    CancelByLabel("cmpl-1"),
+    ScaleGroups(3),
+    InjectFault(fault=Fault(kind="slow", step=3, seconds=0.5), group=1, rank=0),
     Request(
         handle=7,
         prompt=int32([1, 2, 3]),
@@ -45,13 +114,13 @@ FROM_CLIENT = (
         timeout_s=3.5,
     ),
     Abort(int32([7, 8])),
-    messages.WatchSteps(True),
-    messages.DrainNode("n1", undo=True),
-    messages.UpgradeCluster(only_asks=True),
-    messages.ReloadModel(model="m", only_asks=True),
+    WatchSteps(True),
+    DrainNode("n1", undo=True),
+    UpgradeCluster(only_asks=True),
+    ReloadModel(model="m", only_asks=True),
 )
 TO_CLIENT = (
-    messages.ServerInfo(
+    ServerInfo(
         protocol=1,
         engine_id="e",
         model="m",
@@ -60,11 +129,11 @@ TO_CLIENT = (
         block_size=16,
         max_num_seqs=4,
         end_ids=(2,),
-        defaults=messages.GenerationDefaults(temperature=0.5, top_k=3),
+        defaults=GenerationDefaults(temperature=0.5, top_k=3),
     ),
-    messages.EngineStarting(message="loading"),
-    messages.EngineStopping(message="bye", drain_s=2.0),
-    messages.Refusal(reason="protocol", message="no"),
+    EngineStarting(message="loading"),
+    EngineStopping(message="bye", drain_s=2.0),
+    Refusal(reason="protocol", message="no"),
     TokenizerFiles(tokenizer_json=b"{}", chat_templates={"default": "x"}),
     TokenBatch(
         handle=int32([1, 2]),
@@ -75,73 +144,71 @@ TO_CLIENT = (
         ended=(Ended(handle=2, num_preemptions=1),),
         logprobs=ROWS,
     ),
-    messages.Cancelled("cmpl-1", 2),
-    messages.Scaled(num_groups=3, is_automatic=True, refusal="no room"),
-    messages.FaultInjected(ranks=((1, 0),)),
-    messages.ModelReloaded(model_dir="/m", is_running=True, num_groups=2, num_done=1),
-    messages.ClusterUpgraded(phase="renew", failure="no", num_done=1, refusal="no"),
-    messages.NodeDrained(nodes=("n1",), num_leaving=2, waits_for="a group", refusal="no"),
+    Cancelled("cmpl-1", 2),
+    Scaled(num_groups=3, is_automatic=True, refusal="no room"),
+    FaultInjected(ranks=((1, 0),)),
+    ModelReloaded(model_dir="/m", is_running=True, num_groups=2, num_done=1),
+    ClusterUpgraded(phase="renew", failure="no", num_done=1, refusal="no"),
+    NodeDrained(nodes=("n1",), num_leaving=2, waits_for="a group", refusal="no"),
     Rejection(handle=1, reason="queue_full", message="full", retry_after_s=1.5),
-    messages.Status(
+    Status(
         engine_id="e",
         model="m",
         state="serving",
         uptime_s=1.0,
         groups=(
-            messages.GroupStatus(
-                group=0, epoch=1, state="ready", ranks=(messages.RankStatus(rank=0, state="ready"),)
+            GroupStatus(
+                group=0, epoch=1, state="ready", ranks=(RankStatus(rank=0, state="ready"),)
             ),
         ),
-        totals=messages.Totals(finished={"stop": 3}, num_steps=4),
+        totals=Totals(finished={"stop": 3}, num_steps=4),
     ),
-    messages.EngineMetrics(
+    EngineMetrics(
         model="m",
-        values={"steps": (messages.Sample(("mixed",), 3.0),)},
-        distributions={"request_seconds": (messages.Distribution((), (0, 2, 1), 4.5),)},
+        values={"steps": (Sample(("mixed",), 3.0),)},
+        distributions={"request_seconds": (Distribution((), (0, 2, 1), 4.5),)},
     ),
-    messages.StepNews(
+    StepNews(
         uptime_s=5.0,
         num_waiting=1,
-        groups=(messages.GroupLoad(group=0, num_running=2, num_blocks=8),),
+        groups=(GroupLoad(group=0, num_running=2, num_blocks=8),),
         group=int32([0]),
         step=int32([4]),
         age_s=np.asarray([0.25], dtype=np.float32),
         decode_tokens=int32([2]),
     ),
 )
-PHASE = messages.RankPhase(group=0, epoch=1, rank=1, node="n2", phase="load", done=1, total=2)
+PHASE = RankPhase(group=0, epoch=1, rank=1, node="n2", phase="load", done=1, total=2)
 TO_ENGINE = (
-    messages.WorkerGreeting(
+    WorkerGreeting(
         protocol=1,
         engine_id="e",
         key="k",
         group=0,
         epoch=1,
         rank=1,
-        facts=messages.NodeFacts(node="n2", python="3.11.7", model_digest="ab"),
+        facts=NodeFacts(node="n2", python="3.11.7", model_digest="ab"),
     ),
     PHASE,
-    messages.WorkerHello(
-        protocol=1, engine_id="e", key="k", group=0, epoch=1, rank=1, capacity=CAPACITY
-    ),
-    messages.WorkerReady(),
-    messages.WorkerLease(protocol=1, engine_id="e", key="k", group=1, epoch=2, rank=3),
-    messages.WorkerFailed(group=0, epoch=1, rank=1, step=5, message="boom"),
+    WorkerHello(protocol=1, engine_id="e", key="k", group=0, epoch=1, rank=1, capacity=CAPACITY),
+    WorkerReady(),
+    WorkerLease(protocol=1, engine_id="e", key="k", group=1, epoch=2, rank=3),
+    WorkerFailed(group=0, epoch=1, rank=1, step=5, message="boom"),
     StepResult(epoch=1, step=2, token=int32([4]), logprobs=ROWS, compute_s=0.5),
-    messages.SupervisorHello(protocol=1, engine_id="e", key="k"),
-    messages.Ping(),
-    messages.GroupStopped(0, 1),
-    messages.StartPhases({"plan": 0.5, "load": 1.5}),
-    messages.Shutdown(drain_s=1.0),
-    messages.UpgradeNews(phase="servers", num_done=2),
-    messages.HandOver(),
-    messages.RenewGroups(),
+    SupervisorHello(protocol=1, engine_id="e", key="k"),
+    Ping(),
+    GroupStopped(0, 1),
+    StartPhases({"plan": 0.5, "load": 1.5}),
+    Shutdown(drain_s=1.0),
+    UpgradeNews(phase="servers", num_done=2),
+    HandOver(),
+    RenewGroups(),
 )
 FROM_ENGINE = (
-    messages.MayLoad(),
+    MayLoad(),
     PHASE,
-    messages.Fault(kind="kill", after_s=0.5),
-    messages.PoolSize(8),
+    Fault(kind="kill", after_s=0.5),
+    PoolSize(8),
     StepPlan(
         epoch=1,
         step=2,
@@ -153,23 +220,23 @@ FROM_ENGINE = (
         given=int32([3]),
         token=int32([1, 2, 3]),
     ),
-    messages.Stop("done"),
-    messages.Refusal(reason="protocol", message="no"),
-    messages.AvoidNodes(("n1",)),
-    messages.BeginUpgrade(),
-    messages.GroupsRenewed("no room"),
-    messages.UseModel("/m"),
-    messages.StartGroup(0, 2),
-    messages.RetireGroup(0, 2),
-    messages.Pong(),
-    messages.GroupReady(group=0, epoch=1, num_blocks=8),
-    messages.GroupLost(group=0, epoch=1, message="rank 1 died", rank=1, step=5, restarts=True),
+    Stop("done"),
+    Refusal(reason="protocol", message="no"),
+    AvoidNodes(("n1",)),
+    BeginUpgrade(),
+    GroupsRenewed("no room"),
+    UseModel("/m"),
+    StartGroup(0, 2),
+    RetireGroup(0, 2),
+    Pong(),
+    GroupReady(group=0, epoch=1, num_blocks=8),
+    GroupLost(group=0, epoch=1, message="rank 1 died", rank=1, step=5, restarts=True),
 )
 CHANNELS = (
-    (wire.FROM_CLIENT, messages.FromClient, FROM_CLIENT),
-    (wire.TO_CLIENT, messages.ToClient, TO_CLIENT),
-    (wire.TO_ENGINE, messages.ToEngine, TO_ENGINE),
-    (wire.FROM_ENGINE, messages.FromEngine, FROM_ENGINE),
+    (wire.FROM_CLIENT, FromClient, FROM_CLIENT),
+    (wire.TO_CLIENT, ToClient, TO_CLIENT),
+    (wire.TO_ENGINE, ToEngine, TO_ENGINE),
+    (wire.FROM_ENGINE, FromEngine, FROM_ENGINE),
 )
 EACH = [
     pytest.param(channel, message, id=f"{type(message).__name__} {channel.name}")

@@ -12,14 +12,13 @@ from cluster.backend import WorkerLaunch
 from cluster.links import EngineLinks, LinkLimits
 from cluster.logs import EventLog
 from cluster.loss_reasons import EXIT_DONE, EXIT_FAILED, EXIT_NO_ENGINE, EXIT_PEER_LOST
-from cluster.messages import (
-    FromEngine,
+from cluster.messages.clients import Refusal
+from cluster.messages.sockets import FromEngine, ToEngine
+from cluster.messages.workers import (
     MayLoad,
     PoolSize,
     RankPhase,
-    Refusal,
     Stop,
-    ToEngine,
     WorkerFailed,
     WorkerGreeting,
     WorkerHello,

@@ -9,7 +9,14 @@ from msgspec.structs import replace
 
 from cluster.logs import EventLog
 from cluster.loss_reasons import EXIT_DONE, EXIT_FAILED, EXIT_NO_ENGINE
-from cluster.messages import MayLoad, PoolSize, Stop, WorkerGreeting, WorkerHello, WorkerReady
+from cluster.messages.workers import (
+    MayLoad,
+    PoolSize,
+    Stop,
+    WorkerGreeting,
+    WorkerHello,
+    WorkerReady,
+)
 from cluster.worker_host import WorkerHost
 from scheduler.plan import StepResult
 from tests.cluster.launches import make_launch

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.messages import ToClient
+from cluster.messages.sockets import ToClient
 from scheduler.request import Abort, Finish, Rejection, Request
 from stoker import AsyncClient, EngineLost, InvalidRequest, QueueFull, SamplingParams, WaitTimedOut
 from tests.cluster.frontend.fake_engine import (

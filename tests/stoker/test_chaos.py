@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from cluster.messages import GroupStatus, RankStatus, Status
+from cluster.messages.reports import GroupStatus, RankStatus, Status
 from stoker.chaos.orders import RECIPES, Drawer, Order, Shape
 from stoker.chaos.storm import FaultReport
 from stoker.chaos.watch import Fate, Moment, fate_in, moment_of, shape_of

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cluster.frontend.tokenizer import Tokenizer
-from cluster.messages import ToClient
+from cluster.messages.sockets import ToClient
 from scheduler.arrays import int32
 from scheduler.plan import LogprobRows
 from scheduler.request import Abort, Ended, Finish, Rejection, Request

@@ -7,7 +7,7 @@ from time import monotonic
 import pytest
 
 from cluster.frontend.tokenizer import Tokenizer
-from cluster.messages import Status
+from cluster.messages.reports import Status
 from stoker import LLM, Client, InvalidRequest, SamplingParams
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]

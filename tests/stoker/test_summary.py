@@ -2,7 +2,7 @@
 
 import pytest
 
-from cluster.messages import GroupStatus, Status, Totals
+from cluster.messages.reports import GroupStatus, Status, Totals
 from stoker.outputs import CompletionOutput, RequestMetrics, RequestOutput
 from stoker.summary import summary_of
 

@@ -2,7 +2,7 @@
 
 import time
 
-from cluster.messages import Status
+from cluster.messages.reports import Status
 from stoker import Client, RequestOutput, SamplingParams
 from tests.system.in_process import Answer
 

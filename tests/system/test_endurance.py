@@ -7,7 +7,7 @@ import numpy as np
 import psutil
 import pytest
 
-from cluster.messages import Status
+from cluster.messages.reports import Status
 from stoker import LLM, Client, InvalidRequest
 from tests.system.served import greedy, settled
 from tests.worker.tiny_models import save_model

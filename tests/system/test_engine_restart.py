@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from cluster.messages import Fault, InjectFault
+from cluster.messages.faults import Fault, InjectFault
 from scheduler.structured import StructuredOutputs
 from stoker import LLM, Client, RequestOutput, SamplingParams
 from stoker.chaos.link import ChaosLink

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from bench.chaos.model import make_tiny_model
-from cluster.messages import Fault, InjectFault, RankStatus
+from cluster.messages.faults import Fault, InjectFault
+from cluster.messages.reports import RankStatus
 from scheduler.structured import StructuredOutputs
 from stoker import LLM, RequestOutput, SamplingParams
 from stoker.chaos.link import ChaosLink

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.messages import RankStatus
+from cluster.messages.reports import RankStatus
 from stoker import LLM
 from tests.system.served import greedy, tokens_of
 from tests.worker.tiny_models import save_model

@@ -26,7 +26,7 @@ from cluster.frontend.draft import Draft, RequestOptions
 from cluster.frontend.tokenizer import Tokenizer
 from cluster.frontend.tokenizer_pool import LONG_CHARS
 from cluster.logs import EventLog
-from cluster.messages import ServerInfo
+from cluster.messages.clients import ServerInfo
 from scheduler.errors import InvalidRequest
 from scheduler.sampling import SamplingParams
 

@@ -7,7 +7,7 @@ from typing import TypeAlias
 from cluster.api.errors import ApiError, bad_request
 from cluster.frontend.draft import Draft, RequestOptions, draft_of
 from cluster.frontend.tokenizer import Tokenizer
-from cluster.messages import ServerInfo
+from cluster.messages.clients import ServerInfo
 from scheduler.errors import InvalidRequest
 from scheduler.sampling import SamplingParams
 

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from cluster.api.errors import bad_request
 from cluster.api.openai.responses_body import JsonObjectFormat, JsonSchemaFormat, ResponsesBody
 from cluster.api.openai.sampling import merged, naming
-from cluster.messages import GenerationDefaults
+from cluster.messages.clients import GenerationDefaults
 from scheduler.sampling import MAX_LOGPROBS, SamplingParams
 from scheduler.structured import StructuredOutputs
 

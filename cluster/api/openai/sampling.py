@@ -10,7 +10,7 @@ from cluster.api.openai.chat_body import ChatBody
 from cluster.api.openai.completion_body import CompletionBody
 from cluster.api.openai.generation_body import GenerationBody
 from cluster.api.openai.structure import structure_of
-from cluster.messages import GenerationDefaults
+from cluster.messages.clients import GenerationDefaults
 from scheduler.errors import InvalidRequest
 from scheduler.sampling import MAX_LOGPROBS, SamplingParams
 

@@ -22,7 +22,8 @@ from cluster.frontend.tokenizer_files import TokenizerFiles
 from cluster.frontend.tokenizer_pool import TokenizerPool
 from cluster.http_config import HttpConfig
 from cluster.listener import Listener
-from cluster.messages import ServerInfo, ToClient
+from cluster.messages.clients import ServerInfo
+from cluster.messages.sockets import ToClient
 from scheduler.arrays import int32
 from scheduler.plan import LogprobRows
 from scheduler.request import Ended, Finish, Request, Started

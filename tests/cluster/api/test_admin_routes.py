@@ -4,18 +4,17 @@ import threading
 
 import httpx
 
-from cluster.messages import (
+from cluster.messages.changes import (
     ClusterUpgraded,
     DrainNode,
-    FromClient,
     ModelReloaded,
     NodeDrained,
     ReloadModel,
     Scaled,
     ScaleGroups,
-    ToClient,
     UpgradeCluster,
 )
+from cluster.messages.sockets import FromClient, ToClient
 from tests.cluster.api.conftest import StartRig
 from tests.cluster.api.rig import ApiRig
 

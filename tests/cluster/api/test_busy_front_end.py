@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from cluster.frontend.tokenizer_files import files_of
-from cluster.messages import ToClient
+from cluster.messages.sockets import ToClient
 from scheduler.arrays import int32
 from scheduler.request import Finish, Request, TokenBatch
 from tests.cluster.api.conftest import StartRig

@@ -9,7 +9,8 @@ import httpx
 import openai
 import pytest
 
-from cluster.messages import EngineStarting, EngineStopping, ToClient
+from cluster.messages.clients import EngineStarting, EngineStopping
+from cluster.messages.sockets import ToClient
 from scheduler.request import Abort, Ended, Finish, Rejection, Request
 from tests.cluster.api.conftest import StartRig
 from tests.cluster.api.rig import ApiRig, spoken

@@ -7,7 +7,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from cluster.messages import ToClient
+from cluster.messages.sockets import ToClient
 from scheduler.request import Finish, Request
 from tests.cluster.api.rig import ApiRig, spoken
 from tests.cluster.frontend.fake_engine import make_info

@@ -7,7 +7,8 @@ import httpx
 import pytest
 from msgspec.structs import replace
 
-from cluster.messages import CancelByLabel, Cancelled, EngineStarting, EngineStopping, GroupStatus
+from cluster.messages.clients import CancelByLabel, Cancelled, EngineStarting, EngineStopping
+from cluster.messages.reports import GroupStatus
 from tests.cluster.api.conftest import StartRig
 from tests.cluster.api.raw import Raw, head
 from tests.cluster.api.rig import ApiRig

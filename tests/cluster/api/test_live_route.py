@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cluster.api.step_audience import MAX_UNREAD, Viewer
-from cluster.messages import GroupLoad, StepNews, WatchSteps
+from cluster.messages.reports import GroupLoad, StepNews, WatchSteps
 from scheduler.arrays import int32
 from tests.cluster.api.rig import ApiRig
 from tests.cluster.frontend.fake_engine import say_nothing

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families as read_text
 
 from cluster.api.api_metrics import ApiMetrics
 from cluster.engine_metrics import build_metrics
-from cluster.messages import EngineMetrics, GroupStatus, Status, Totals
+from cluster.messages.reports import EngineMetrics, GroupStatus, Status, Totals
 from cluster.metrics import ENGINE, HTTP
 from cluster.recovery import Recoveries
 from scheduler.meter import Meter

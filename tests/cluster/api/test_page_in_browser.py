@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
-from cluster.messages import GroupLoad, StepNews, ToClient
+from cluster.messages.reports import GroupLoad, StepNews
+from cluster.messages.sockets import ToClient
 from scheduler.arrays import int32
 from scheduler.request import Ended, Finish, Rejection, Request
 from tests.browser import WAIT_MS, open_browser, open_page

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from cluster.api.tracing import CallTracer, provider_to
 from cluster.config import http_config_from
-from cluster.messages import ToClient
+from cluster.messages.sockets import ToClient
 from scheduler.arrays import int32
 from scheduler.errors import ConfigError
 from scheduler.request import Ended, Finish, Request, Started

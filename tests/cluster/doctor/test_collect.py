@@ -19,7 +19,7 @@ from cluster.doctor.collect import (
     why_not_bound,
 )
 from cluster.doctor.scene import Asked, Scene
-from cluster.messages import NodeFacts
+from cluster.messages.workers import NodeFacts
 from tests.cluster.doctor.scenes import alarms, write_model
 
 HERE = Question(node="here")

@@ -12,19 +12,9 @@ from cluster.frontend.tokenizer import Tokenizer
 from cluster.frontend.tokenizer_files import TokenizerFiles
 from cluster.keys import ServerKeys
 from cluster.links import EngineLinks, LinkLimits
-from cluster.messages import (
-    ClientHello,
-    EngineMetrics,
-    FromClient,
-    GenerationDefaults,
-    MetricsRequest,
-    Sample,
-    ServerInfo,
-    Status,
-    StatusRequest,
-    ToClient,
-    TokenizerRequest,
-)
+from cluster.messages.clients import ClientHello, GenerationDefaults, ServerInfo, TokenizerRequest
+from cluster.messages.reports import EngineMetrics, MetricsRequest, Sample, Status, StatusRequest
+from cluster.messages.sockets import FromClient, ToClient
 from cluster.wire import FROM_CLIENT, PROTOCOL_VERSION, TO_CLIENT
 from scheduler.arrays import int32
 from scheduler.request import Ended, Finish, Request, Started, TokenBatch

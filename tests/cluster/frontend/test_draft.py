@@ -8,7 +8,7 @@ import pytest
 
 from cluster.frontend.draft import Draft, RequestOptions, default_sampling, draft_of
 from cluster.frontend.tokenizer import Tokenizer
-from cluster.messages import GenerationDefaults, ServerInfo
+from cluster.messages.clients import GenerationDefaults, ServerInfo
 from scheduler.errors import InvalidRequest
 from scheduler.sampling import SamplingParams
 from scheduler.structured import StructuredOutputs

@@ -25,14 +25,9 @@ from cluster.frontend.requests import LiveRequest
 from cluster.frontend.tokenizer import Tokenizer
 from cluster.keys import write_key_file
 from cluster.links import fresh_keys
-from cluster.messages import (
-    EngineStarting,
-    Refusal,
-    Status,
-    StatusRequest,
-    ToClient,
-    TokenizerRequest,
-)
+from cluster.messages.clients import EngineStarting, Refusal, TokenizerRequest
+from cluster.messages.reports import Status, StatusRequest
+from cluster.messages.sockets import ToClient
 from scheduler.arrays import int32
 from scheduler.errors import InvalidRequest
 from scheduler.request import Abort, Finish, Rejection, Request, TokenBatch

@@ -13,7 +13,8 @@ from cluster.frontend.errors import ClientClosed, EngineLost
 from cluster.frontend.loop_client import LoopClient
 from cluster.frontend.requests import LiveRequest
 from cluster.frontend.tokenizer import Tokenizer
-from cluster.messages import EngineStopping, Refusal, ToClient
+from cluster.messages.clients import EngineStopping, Refusal
+from cluster.messages.sockets import ToClient
 from scheduler.request import Finish, Request
 from tests.cluster.frontend.fake_engine import (
     ANSWER,

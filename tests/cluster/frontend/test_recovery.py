@@ -11,7 +11,8 @@ from cluster.frontend.errors import EngineLost, NoWorkers
 from cluster.frontend.requests import LiveRequest
 from cluster.frontend.session import FrontSession
 from cluster.frontend.tokenizer import Tokenizer
-from cluster.messages import EngineStopping, FromClient
+from cluster.messages.clients import EngineStopping
+from cluster.messages.sockets import FromClient
 from cluster.wire import FROM_CLIENT, PROTOCOL_VERSION
 from scheduler.arrays import int32
 from scheduler.request import (

@@ -8,15 +8,9 @@ from cluster.frontend.errors import EngineLost, NoWorkers, ProtocolMismatch, Que
 from cluster.frontend.requests import LiveRequest
 from cluster.frontend.session import BadMessage, FrontSession, Ticket
 from cluster.frontend.tokenizer import Tokenizer
-from cluster.messages import (
-    ClientHello,
-    EngineStarting,
-    FromClient,
-    Refusal,
-    Status,
-    StatusRequest,
-    TokenizerRequest,
-)
+from cluster.messages.clients import ClientHello, EngineStarting, Refusal, TokenizerRequest
+from cluster.messages.reports import Status, StatusRequest
+from cluster.messages.sockets import FromClient
 from cluster.wire import PROTOCOL_VERSION
 from scheduler.arrays import int32
 from scheduler.errors import InvalidRequest

@@ -256,7 +256,7 @@ def test_every_sampling_field_reaches_the_engine(rig: ApiRig) -> None:
 
 
 def test_a_field_left_out_is_taken_from_the_model_and_then_from_us(start_rig: StartRig) -> None:
-    from cluster.messages import GenerationDefaults
+    from cluster.messages.clients import GenerationDefaults
     from tests.cluster.frontend.fake_engine import make_info
 
     defaults = GenerationDefaults(temperature=0.25, top_k=3, max_tokens=11)

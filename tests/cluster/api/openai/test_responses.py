@@ -10,7 +10,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
-from cluster.messages import ToClient
+from cluster.messages.sockets import ToClient
 from scheduler.request import Ended, Finish, Request
 from tests.cluster.api.openai.tools.parrot import BROKEN, ONE, TWO, parrot
 from tests.cluster.api.rig import ApiRig, spoken

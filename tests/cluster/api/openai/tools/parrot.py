@@ -8,7 +8,7 @@ from pathlib import Path
 import openai
 from openai.types.chat import ChatCompletion
 
-from cluster.messages import ToClient
+from cluster.messages.sockets import ToClient
 from scheduler.request import Finish, Request
 from tests.cluster.api.rig import ApiRig, spoken
 from tests.cluster.frontend.fake_engine import make_info
