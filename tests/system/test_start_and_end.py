@@ -127,8 +127,9 @@ def test_a_port_in_use_is_refused_by_its_number(tiny: Path) -> None:
 def test_case_105_more_ranks_than_ray_has_room_for_are_refused_with_what_it_has(tiny: Path) -> None:
     num_groups = (os.cpu_count() or 1) + 1
     message = failure(tiny, backend="ray", tensor_parallel_size=3, num_groups=num_groups)
-    assert re.search(r"asked for 3 CPU .*, there are \d+ of \d+ CPU free", message)
-    assert re.search(r"Nodes:\n +[\d.]+ \w+: \d+ CPU", message)
+    asked = rf"asked for {3 * num_groups} CPU .*, there are \d+ of \d+ CPU free"
+    assert re.search(asked, message)
+    assert re.search(r"Nodes:\n +[\d.]+ \w+: \d+ of \d+ CPU free", message)
     assert "tensor_parallel_size" in message
 
 

@@ -30,6 +30,7 @@ def start(model: Path, **settings: object) -> LLM:
         "num_kv_blocks": 64,
         "tensor_parallel_size": RANKS,
         "max_restarts": 3,
+        "log_level": "info",
     }
     return LLM(model, **{**defaults, **settings})
 
