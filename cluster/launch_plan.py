@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.backend import Place, Rendezvous, RunnerSpec, WorkerLaunch
-from cluster.config import EngineConfig
+from cluster.engine_config import EngineConfig
 from cluster.engine_launch import EngineLaunch, GroupEpoch
 from cluster.errors import BackendError
 from cluster.keys import SocketKeys

@@ -4,7 +4,7 @@ import importlib.util
 import sys
 from collections.abc import Sequence
 
-from cluster.config import EngineConfig
+from cluster.engine_config import EngineConfig
 from scheduler.errors import ConfigError
 
 

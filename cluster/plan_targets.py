@@ -5,7 +5,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster.config import EngineConfig
+from cluster.engine_config import EngineConfig
 from cluster.errors import ModelError
 from cluster.gpus import GPUS, MIB, Gpu, find_gpu, gpus_here
 from cluster.known_models import KNOWN_MODELS

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from cluster.config import EngineConfig
+from cluster.engine_config import EngineConfig
 from cluster.gpus import Gpu
 from cluster.groups import RANK_BYTES
 from kvcache.geometry import KVGeometry

@@ -20,8 +20,9 @@ import psutil
 from cluster.announcements import ClusterFailed, ClusterReady, announce
 from cluster.api_servers import ApiServers
 from cluster.backend import Backend, Report
-from cluster.config import EngineConfig, decode_config, has_gpu, own_environment_for_workers
+from cluster.config import decode_config, has_gpu, own_environment_for_workers
 from cluster.doctor.examination import examine_start
+from cluster.engine_config import EngineConfig
 from cluster.errors import AddressError, ClusterLost, ModelError, StartFailed, StartInterrupted
 from cluster.http_config import HttpConfig
 from cluster.launch_plan import LaunchPlan

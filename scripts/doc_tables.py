@@ -22,8 +22,9 @@ import msgspec
 from msgspec import Struct
 
 from cluster import metrics
-from cluster.config import API_KEY_VARIABLE, ENVIRONMENT, EngineConfig
+from cluster.config import API_KEY_VARIABLE, ENVIRONMENT
 from cluster.doctor.checks import CHECKS
+from cluster.engine_config import EngineConfig
 from cluster.http_config import HttpConfig
 from cluster.messages.sockets import FromClient, FromEngine, ToClient, ToEngine
 from cluster.metrics import Family

@@ -15,7 +15,8 @@ from typing import IO
 import msgspec
 
 from cluster.announcements import ClusterFailed, ClusterReady, read_cluster_line
-from cluster.config import EngineConfig, encode_config
+from cluster.config import encode_config
+from cluster.engine_config import EngineConfig
 from cluster.errors import StartFailed
 
 SUPERVISOR_COMMAND = (sys.executable, "-P", "-m", "cluster.supervisor_main")

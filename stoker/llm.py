@@ -12,7 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from cluster.config import EngineConfig, load_config_over
+from cluster.config import load_config_over
+from cluster.engine_config import EngineConfig
 from cluster.errors import ModelError, StartFailed
 from cluster.frontend.draft import Prompt
 from cluster.frontend.errors import ClientClosed, EngineLost

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import msgspec
 
-from cluster.config import EngineConfig
 from cluster.doctor.checks import CHECKS, examine
 from cluster.doctor.collect import Question, collect_host
 from cluster.doctor.nodes_task import NodesTask
 from cluster.doctor.scene import Asked, Finding, Host, Scene
 from cluster.doctor.survey import Survey
+from cluster.engine_config import EngineConfig
 from worker.estimate import DTYPE_BYTES
 
 NODES_COMMAND = (sys.executable, "-P", "-m", "cluster.doctor.nodes_main")

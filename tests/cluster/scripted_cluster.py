@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from cluster.backend import Report
-from cluster.config import EngineConfig
+from cluster.engine_config import EngineConfig
 from cluster.launch_plan import LaunchPlan
 from cluster.links import fresh_keys
 from cluster.local_backend import LocalBackend

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from cluster.config import (
-    EngineConfig,
     add_arguments,
     add_http_arguments,
     config_from,
@@ -17,6 +16,7 @@ from cluster.config import (
     load_config_over,
     load_http_config,
 )
+from cluster.engine_config import EngineConfig
 from cluster.http_config import HttpConfig
 from scheduler.errors import ConfigError
 

@@ -11,7 +11,8 @@ from typing import TypeAlias, cast
 import helm_python
 import yaml
 
-from cluster.config import EngineConfig, load_config_over, load_http_config
+from cluster.config import load_config_over, load_http_config
+from cluster.engine_config import EngineConfig
 from cluster.http_config import HttpConfig
 from stoker.cli import make_parser
 from stoker.serve_command import DRAIN_S
