@@ -58,12 +58,13 @@ class ChildProcess:
         """What it says of itself; empty if it ended without a word. Waits for it."""
         return self._output.readline()
 
-    def how_it_ended(self) -> str:
-        """Call it when `end_fd` is readable."""
+    def how_it_ended(self, why: str = "") -> str:
+        """Call it when `end_fd` is readable. `why`: what it said itself, or it was killed for."""
         code = self._process.wait(timeout=5.0)
-        if code < 0:
-            return f"killed by signal {-code}"
-        return f"exit code {code}; its log says why" if code else "exit code 0"
+        how = f"exit code {code}" if code >= 0 else f"killed by signal {-code}"
+        if why:
+            return f"{why} ({how})"
+        return f"{how}; its log says why" if code > 0 else how
 
     def ask_to_end(self) -> None:
         if self._process.poll() is None:

@@ -283,8 +283,7 @@ class EngineKeeper:
         process.kill()
 
     def _ended(self, process: ChildProcess) -> EngineEnded:
-        how = process.how_it_ended()
-        ended = EngineEnded(f"{self._why} ({how})" if self._why else how)
+        ended = EngineEnded(process.how_it_ended(self._why))
         process.close()
         self._lose_link()
         self._process = self._listens = self._kill_at = None

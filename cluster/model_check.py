@@ -8,8 +8,9 @@ import json
 from pathlib import Path
 
 from scheduler.errors import ConfigError
-from worker.errors import UnsupportedModel
+from worker.errors import ModelError, UnsupportedModel
 from worker.models.registry import find_architecture
+from worker.models.spec import context_of, read_spec
 from worker.shards import ImpossibleShards, ModelWidths, deal_shards
 from worker.stages import ImpossibleStages, deal_stages
 
@@ -17,14 +18,17 @@ _WIDTHS = ("num_attention_heads", "intermediate_size", "vocab_size", "num_hidden
 
 
 def check_model(
-    model_dir: Path, tensor_parallel_size: int, pipeline_parallel_size: int = 1
+    model_dir: Path,
+    tensor_parallel_size: int,
+    pipeline_parallel_size: int = 1,
+    max_model_len: int | None = None,
 ) -> None:
-    """Check the architecture, and whether the model can be dealt out to so many ranks.
+    """Check the architecture, whether the model can be dealt out to so many ranks, and its context.
 
     A file that cannot be read is left to the workers, whose messages say more.
 
     Raises:
-        ConfigError: neither will do; the message lists what would.
+        ConfigError: it will not do; the message says what would.
     """
     try:
         config = json.loads((model_dir / "config.json").read_bytes())
@@ -42,3 +46,13 @@ def check_model(
         deal_stages(layers, pipeline_parallel_size)
     except (UnsupportedModel, ImpossibleShards, ImpossibleStages) as error:
         raise ConfigError(f"{model_dir}: {error}") from error
+    try:
+        spec = read_spec(model_dir)
+    except UnsupportedModel as error:
+        raise ConfigError(f"{model_dir}: {error}") from error
+    except ModelError:
+        return
+    try:
+        context_of(spec, max_model_len, model_dir)
+    except ModelError as error:
+        raise ConfigError(str(error)) from error

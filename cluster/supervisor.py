@@ -369,7 +369,7 @@ class Supervisor:
         self._findings = findings
         failed = [finding for finding in findings if finding.level == "fail"]
         if failed and not self._is_up and not self._is_ending:
-            raise StartFailed(f"this host cannot bear what is asked for:\n{table(failed)}")
+            raise StartFailed(f"this host is not fit for this start:\n{table(failed)}")
         for finding in findings:
             if finding.level != "ok":
                 self._log.warning(

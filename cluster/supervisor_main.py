@@ -189,7 +189,12 @@ def plan_launch(config: EngineConfig, log: EventLog) -> LaunchPlan:
         Path(resolved.models_dir),
         report=lambda what: log.info("model", doing=what),
     )
-    check_model(model_dir, resolved.tensor_parallel_size, resolved.pipeline_parallel_size)
+    check_model(
+        model_dir,
+        resolved.tensor_parallel_size,
+        resolved.pipeline_parallel_size,
+        resolved.max_model_len,
+    )
     return LaunchPlan(
         config=resolved,
         model=resolved.model or DEFAULT_MODEL,

@@ -16,7 +16,6 @@ from worker import logprobs
 from worker.batch import ON_ITS_WAY, Expected, Slices, SlotTable
 from worker.budget import num_blocks_for
 from worker.config import RunnerConfig
-from worker.errors import ModelError
 from worker.estimate import SAMPLED_AT_ONCE, Form, activation_bytes, kv_geometry
 from worker.grammar import tokenizer_of
 from worker.graphs import CudaCapture, DecodeGraphs, graph_sizes
@@ -27,7 +26,7 @@ from worker.kept_weights import WeightKeeper
 from worker.kv_store import KVStore, choose_kv_dtype
 from worker.memory import Capacity, measure_memory
 from worker.models.decoder import Decoder
-from worker.models.spec import ModelSpec, model_stages, model_widths, read_spec
+from worker.models.spec import context_of, model_stages, model_widths, read_spec
 from worker.ops.choice import find_draw, make_operations
 from worker.ops.cpu import CpuOperations
 from worker.ops.cpu_program import StepProgram
@@ -79,7 +78,7 @@ class ModelRunner:
         shards = deal_shards(model_widths(self.spec), config.tensor_parallel_size)
         self._shard = shards[config.rank_in_stage]
         self._vocab_widths = [shard.vocab_rows.size for shard in shards]
-        self.max_model_len = _max_model_len(config, self.spec)
+        self.max_model_len = context_of(self.spec, config.max_model_len, config.model_dir)
         self.dtype = choose_dtype(config.dtype, self.spec.dtype)
         self._ops: Operations = make_operations(
             config.ops, config.device, config.num_threads, config.quantization
@@ -568,17 +567,6 @@ def choose_dtype(wanted: str, checkpoint: str) -> torch.dtype:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _max_model_len(config: RunnerConfig, spec: ModelSpec) -> int:
-    wanted, most = config.max_model_len, spec.max_context_len
-    if wanted is not None and wanted > most:
-        raise ModelError(
-            f"max_model_len={wanted} is above the {most} tokens of context that "
-            f"{config.model_dir / 'config.json'} gives the model. Lower max_model_len, or extend "
-            "the context there (rope_scaling)."
-        )
-    return wanted or most
 
 
 def _profile_batch(

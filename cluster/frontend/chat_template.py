@@ -36,10 +36,11 @@ class NoChatTemplate(InvalidRequest):
     """The model has no chat template, so messages cannot become a prompt."""
 
     def __init__(self, wanted: str, available: Sequence[str]) -> None:
-        there = f"it has templates named {', '.join(available)}" if available else "it has none"
+        names = ", ".join(available)
+        which = f" {wanted!r} (it has templates named {names})" if available else ""
         super().__init__(
-            f"the model has no chat template {wanted!r} ({there}). Send a plain prompt, or put "
-            "a chat_template.jinja into the model directory",
+            f"the model has no chat template{which}. Send a plain prompt, or put a "
+            "chat_template.jinja into the model directory",
             param="messages",
         )
 

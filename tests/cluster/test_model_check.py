@@ -9,6 +9,7 @@ import pytest
 
 from cluster.model_check import check_model
 from scheduler.errors import ConfigError
+from tests.worker.tiny_models import save_model
 
 
 def write_config(folder: Path, **fields: object) -> Path:
@@ -46,6 +47,18 @@ def test_another_architecture_is_refused_with_the_list(tmp_path: Path) -> None:
     folder = write_config(tmp_path, architectures=["GPT2LMHeadModel"])
 
     with pytest.raises(ConfigError, match=r"GPT2LMHeadModel is not supported; .*LlamaForCausalLM"):
+        check_model(folder, 1)
+
+
+def test_what_workers_would_refuse_after_loading_is_refused_at_once(tmp_path: Path) -> None:
+    _, folder = save_model("llama", tmp_path)
+    check_model(folder, 1, max_model_len=64)
+    with pytest.raises(ConfigError, match=r"max_model_len=1000000 is above the \d+ tokens"):
+        check_model(folder, 1, max_model_len=10**6)
+
+    config = json.loads((folder / "config.json").read_text())
+    write_config(folder, **config, quantization_config={"quant_method": "awq"})
+    with pytest.raises(ConfigError, match="quantization_config is not supported; use"):
         check_model(folder, 1)
 
 

@@ -138,6 +138,22 @@ def read_spec(model_dir: Path) -> ModelSpec:
     return spec_from(read_config(model_dir), model_dir / "config.json")
 
 
+def context_of(spec: ModelSpec, wanted: int | None, model_dir: Path) -> int:
+    """Most tokens of a sequence: as many as are wanted, or all that the model can take.
+
+    Raises:
+        ModelError: it can take fewer.
+    """
+    most = spec.max_context_len
+    if wanted is not None and wanted > most:
+        raise ModelError(
+            f"max_model_len={wanted} is above the {most} tokens of context that "
+            f"{model_dir / 'config.json'} gives the model. Lower max_model_len, or extend the "
+            "context there (rope_scaling)."
+        )
+    return wanted or most
+
+
 def read_config(model_dir: Path) -> dict[str, object]:
     """A folder's config.json.
 

@@ -195,7 +195,7 @@ def test_a_model_without_a_template_is_an_error_that_says_what_to_do() -> None:
     tokenizer = Tokenizer.from_files(make_files(raw, template=None))
 
     assert not tokenizer.has_chat_template
-    with pytest.raises(NoChatTemplate, match=r"it has none.*chat_template\.jinja"):
+    with pytest.raises(NoChatTemplate, match=r"no chat template\. .*chat_template\.jinja"):
         tokenizer.encode_chat(CHATS[0])
 
 
