@@ -92,6 +92,9 @@ class Engine:
             end_ids=end_ids,
             tokenizer_digest="" if tokenizer is None else tokenizer.digest,
             defaults=defaults,
+            num_crashes=launch.num_restarts,
+            last_crash=launch.last_loss if launch.num_restarts else "",
+            suspect_after=launch.scheduler.poison_after,
         )
         self._front = FrontDesk(links.front, tokenizer, info, log, self._steps)
         self._groups = GroupDesk(

@@ -232,7 +232,8 @@ class EngineConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         NotNegative,
         setting(
             "Failures of a group that a request can cause, after which one that was computed each "
-            "time and got no further in between is given up; 0: never."
+            "time and got no further in between is given up; ends of the engine core, after which "
+            "one that was there is taken up alone. 0: never."
         ),
     ] = 2
     no_workers_s: Annotated[

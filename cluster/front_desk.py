@@ -17,6 +17,7 @@ from cluster.links import ServerLink
 from cluster.logs import EventLog
 from cluster.messages.changes import Change, UpgradeCluster
 from cluster.messages.clients import (
+    AskTurn,
     CancelByLabel,
     Cancelled,
     ClientHello,
@@ -25,11 +26,13 @@ from cluster.messages.clients import (
     Refusal,
     ServerInfo,
     TokenizerRequest,
+    YourTurn,
 )
 from cluster.messages.faults import InjectFault
 from cluster.messages.reports import MetricsRequest, StatusRequest, WatchSteps
 from cluster.messages.sockets import FromClient, ToClient
 from cluster.step_feed import StepFeed
+from cluster.turns import Turns
 from cluster.wire import FROM_CLIENT, PROTOCOL_VERSION, TO_CLIENT, handle_of
 from scheduler.outbox import Outgoing
 from scheduler.request import Abort, Finish, Rejection, Request, TokenBatch, failed_batch
@@ -76,6 +79,7 @@ class FrontDesk:
         """Of requests that were accepted."""
         self.refused: dict[str, int] = {}
         """Requests refused before the scheduler saw them, by reason."""
+        self._turns = Turns()
         self._scheduler: Scheduler | None = None
         self._info: ServerInfo | None = None
         self._stopping: EngineStopping | None = None
@@ -143,11 +147,32 @@ class FrontDesk:
                 wish = self._take(peer, message, now)
                 if wish is not None:
                     yield wish
+        self._begin_turn(now)
 
     def send(self, client: int, message: ToClient, now: float) -> None:
         """Answer a wish, or say something unasked; who cannot take it loses its requests."""
         if not self.clients.send(client, message, now):
             self._forget(client, now)
+        elif self._turns.has_begun:
+            self._end_turn(client, message)
+
+    def _end_turn(self, client: int, message: ToClient) -> None:
+        """If it says that the suspect whose turn it is has a token or has ended."""
+        match message:
+            case Rejection(handle=handle):
+                self._turns.over(client, (handle,))
+            case TokenBatch(handle=handles, count=counts, finish=finishes):
+                if len(counts):  # a row without a token may be one of log-probabilities
+                    goes_on = counts == 0
+                    goes_on &= finishes == 0 if len(finishes) else True
+                    handles = handles[~goes_on]
+                self._turns.over(client, handles)
+
+    def _begin_turn(self, now: float) -> None:
+        """Of the next suspect, if none has one."""
+        while (turn := self._turns.begin()) is not None:
+            client, handle = turn
+            self.send(client, YourTurn(handle), now)
 
     def give_up(self, client: int, handle: int, error: BaseException, now: float) -> None:
         """End a request that we cannot handle."""
@@ -166,6 +191,7 @@ class FrontDesk:
         if steps := self._steps.news(self._scheduler, now):
             for client in self._steps.watchers:
                 self.send(client, steps, now)
+        self._begin_turn(now)
 
     @property
     def next_deadline(self) -> float | None:
@@ -188,7 +214,10 @@ class FrontDesk:
         match message:
             case Request():
                 self._submit(client, message, now)
+            case AskTurn(handle=handle):
+                self._turns.ask(client, handle)
             case Abort():
+                self._turns.over(client, message.handle)
                 if self._scheduler is not None:
                     self._scheduler.abort(client, message.handle.tolist(), now)
             case CancelByLabel(label=label):
@@ -320,5 +349,6 @@ class FrontDesk:
         if client is None:
             return
         self._steps.leave(client)
+        self._turns.left(client)
         if self._scheduler is not None:
             self._scheduler.abort_client(client, now)

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from cluster.frontend.draft import Draft
+from cluster.frontend.presence import Presence
 from cluster.frontend.text_stream import TextDelta, TextStream
 from scheduler.request import Finish
 
@@ -48,6 +49,7 @@ class LiveOutput:
         self.num_preemptions = 0
         self.lost_s: float | None = None
         """When its connection was lost, if it had no token since."""
+        self.presence = Presence()
         self.deaths: tuple[str, ...] = ()
         """What engines have told of failures that it may be the cause of (`Suspected`)."""
         self.message = ""

@@ -25,18 +25,20 @@ from cluster.messages.changes import (
     UpgradeCluster,
 )
 from cluster.messages.clients import (
+    AskTurn,
     ClientHello,
     EngineStarting,
     EngineStopping,
     Refusal,
     ServerInfo,
     TokenizerRequest,
+    YourTurn,
 )
 from cluster.messages.reports import Status, StatusRequest
 from cluster.messages.sockets import FromClient, ToClient
 from scheduler.arrays import int32
 from scheduler.plan import LogprobRows
-from scheduler.request import Abort, Ended, Finish, Rejection, Started, TokenBatch
+from scheduler.request import Abort, Ended, Finish, Rejection, Request, Started, TokenBatch
 from scheduler.sampling import INT32_MAX
 
 
@@ -118,6 +120,7 @@ class FrontSession:
         live = LiveRequest(draft=draft, outputs=outputs, submitted_s=now_s)
         for output in outputs:
             self._requests[output.handle] = (live, output)
+            output.presence.submitted(self.info.num_crashes)
         return live, list(draft.requests(handles))
 
     def cancel(self, live: LiveRequest) -> list[FromClient]:
@@ -163,6 +166,7 @@ class FrontSession:
             return
         held_s = 0.0 if self.info is None else now_s - self._ready_s
         self._hang_up(failure)
+        self._orphans.line_is_lost(now_s)
         for live, output in self._requests.values():
             self._orphans.add(live, output, now_s, held_s)
         self._requests.clear()
@@ -209,6 +213,8 @@ class FrontSession:
                 return self._take_rejection(message, now_s)
             case ServerInfo():
                 return self._take_info(message, now_s)
+            case YourTurn(handle=handle):
+                return self._take_turn(handle, now_s)
             case EngineStarting() | EngineStopping():
                 self.news = message.message
                 self.is_end_announced = isinstance(message, EngineStopping)
@@ -242,22 +248,40 @@ class FrontSession:
         if before is not None and _kind_of(before) != _kind_of(info):
             why = f"the engine serves {info.model} now, this was asked of {before.model}"
             _fail_all(self._orphans.take(), EngineLost(f"{self._loss}. {why}: ask again"))
-        return self._carry_on(now_s)
+        return self._carry_on(info, now_s)
 
-    def _carry_on(self, now_s: float) -> list[FromClient]:
-        """Submit what waits, with the tokens that are here."""
+    def _carry_on(self, info: ServerInfo, now_s: float) -> list[FromClient]:
+        """Submit what waits, with the tokens that are here, but what may be the cause of the ends
+        of engines; that asks for its turn, and is not submitted again if it has proved to be."""
         messages: list[FromClient] = []
         for live, output in self._orphans.take():
             output.handle = self._new_handle()
-            self._requests[output.handle] = (live, output)
-            age_s = max(now_s - live.submitted_s, _LEAST_AGE_S)
-            messages.append(
-                live.draft.continuation(
-                    output.handle, output.index, output.token_ids, age_s, output.deaths
-                )
-            )
-        self.num_continued += len(messages)
+            if output.presence.meets(info.num_crashes):
+                output.end(Finish.ERROR, message=_why_refused(output, info))
+                live.notify()
+            elif 0 < info.suspect_after <= output.presence.num_crashes:
+                self._orphans.line_up(live, output)
+                messages.append(AskTurn(output.handle))
+            else:
+                output.presence.submitted(info.num_crashes)
+                messages.append(self._submit_again(live, output, now_s))
         return messages
+
+    def _take_turn(self, handle: int, now_s: float) -> list[FromClient]:
+        found = self._orphans.has_turn(handle)
+        if found is None or self.info is None:
+            return [Abort(int32([handle]))]
+        live, output = found
+        output.presence.submitted(self.info.num_crashes, has_turn=True)
+        return [self._submit_again(live, output, now_s)]
+
+    def _submit_again(self, live: LiveRequest, output: LiveOutput, now_s: float) -> Request:
+        self._requests[output.handle] = (live, output)
+        self.num_continued += 1
+        age_s = max(now_s - live.submitted_s, _LEAST_AGE_S)
+        return live.draft.continuation(
+            output.handle, output.index, output.token_ids, age_s, output.deaths
+        )
 
     def _take_rejection(self, rejection: Rejection, now_s: float) -> list[FromClient]:
         found = self._requests.get(rejection.handle)
@@ -268,6 +292,7 @@ class FrontSession:
         del self._requests[rejection.handle]
         if output.lost_s is not None and rejection.reason in _COME_AGAIN:
             self._loss = error_of(rejection)
+            output.presence.withdrawn()
             self._orphans.add(live, output, now_s, held_s=0.0)
             return []
         others = self._drop(live)
@@ -297,6 +322,8 @@ class FrontSession:
             live, output = found
             touched[id(live)] = live
             output.lost_s = None
+            if tokens:
+                output.presence.went_on()
             if _advance(live, output, tokens, finish, ended.get(handle), now_s):
                 del self._requests[handle]
                 if finish is Finish.NOT_YET:
@@ -346,6 +373,14 @@ _COME_AGAIN = ("shutting_down", "no_workers")
 
 _LEAST_AGE_S = 1e-3
 """Of a continuation: what has an age was taken before."""
+
+
+def _why_refused(output: LiveOutput, info: ServerInfo) -> str:
+    return (
+        f"the engine core ended {output.presence.num_crashes} times while it had this request, "
+        "which got no further in between, the last time with no other that had been there at the "
+        f"ends before, so it is not computed again: {info.last_crash}"
+    )
 
 
 def _kind_of(info: ServerInfo) -> tuple[object, ...]:

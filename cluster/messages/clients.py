@@ -53,6 +53,13 @@ class ServerInfo(
     tokenizer_digest: str = ""
     """`TokenizerFiles.digest` of what `TokenizerRequest` would bring; empty: it has none."""
     defaults: GenerationDefaults = GenerationDefaults()
+    num_crashes: int = 0
+    """Engine processes of this cluster that ended unasked before this one."""
+    last_crash: str = ""
+    """How the last of them did."""
+    suspect_after: int = 0
+    """A request that was there at so many of them, with no token in between, must `AskTurn`;
+    0: none must."""
 
 
 class EngineStarting(
@@ -88,6 +95,20 @@ class Refusal(
     (spoke before its hello), too_slow (was cut off), no_tokenizer, stranger (a worker that is
     not, or no longer, one of ours)."""
     message: str
+
+
+class AskTurn(Struct, frozen=True, tag_field="type", tag="ask_turn"):
+    """I have a request that may be the cause of the ends of engines: tell me when to submit it
+    under this handle. Answered by `YourTurn`, to one request after the other."""
+
+    handle: int
+
+
+class YourTurn(Struct, frozen=True, tag_field="type", tag="your_turn"):
+    """Submit the request now, or `Abort` it. Another one's turn comes when it has a token or has
+    ended."""
+
+    handle: int
 
 
 class TokenizerRequest(Struct, frozen=True, tag_field="type", tag="tokenizer_request"):

@@ -14,6 +14,7 @@ from cluster.messages.changes import (
     UpgradeCluster,
 )
 from cluster.messages.clients import (
+    AskTurn,
     CancelByLabel,
     Cancelled,
     ClientHello,
@@ -22,6 +23,7 @@ from cluster.messages.clients import (
     Refusal,
     ServerInfo,
     TokenizerRequest,
+    YourTurn,
 )
 from cluster.messages.faults import Fault, FaultInjected, InjectFault
 from cluster.messages.reports import (
@@ -70,6 +72,7 @@ FromClient: TypeAlias = (
     | TokenizerRequest
     | Request
     | Abort
+    | AskTurn
     | StatusRequest
     | CancelByLabel
     | ScaleGroups
@@ -90,6 +93,7 @@ ToClient: TypeAlias = (
     | TokenizerFiles
     | TokenBatch
     | Rejection
+    | YourTurn
     | Status
     | Cancelled
     | Scaled

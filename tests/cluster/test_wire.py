@@ -24,6 +24,7 @@ from cluster.messages.changes import (
     UpgradeCluster,
 )
 from cluster.messages.clients import (
+    AskTurn,
     CancelByLabel,
     Cancelled,
     ClientHello,
@@ -33,6 +34,7 @@ from cluster.messages.clients import (
     Refusal,
     ServerInfo,
     TokenizerRequest,
+    YourTurn,
 )
 from cluster.messages.faults import Fault, FaultInjected, InjectFault
 from cluster.messages.reports import (
@@ -84,7 +86,7 @@ from cluster.messages.workers import (
 )
 from scheduler.arrays import int32
 from scheduler.plan import Admission, LogprobRows, StepPlan, StepResult
-from scheduler.request import Abort, Ended, Rejection, Request, Started, TokenBatch
+from scheduler.request import Abort, Ended, Rejection, Request, Started, Suspected, TokenBatch
 from scheduler.sampling import SamplingParams
 
 CAPACITY = RankCapacity(num_blocks=9, block_bytes=4, vocab_size=100, max_model_len=64)
@@ -100,6 +102,7 @@ ROWS = LogprobRows(
 FROM_CLIENT = (
     ClientHello(protocol=1, label="me"),
     TokenizerRequest(),
+    AskTurn(7),
     StatusRequest(),
     MetricsRequest(),
     CancelByLabel("cmpl-1"),
@@ -142,6 +145,7 @@ TO_CLIENT = (
         finish=np.asarray([0, 2], dtype=np.uint8),
         started=(Started(handle=1, num_cached_tokens=16),),
         ended=(Ended(handle=2, num_preemptions=1),),
+        suspected=(Suspected(handle=1, deaths=("rank 0 died",)),),
         logprobs=ROWS,
     ),
     Cancelled("cmpl-1", 2),
@@ -151,6 +155,7 @@ TO_CLIENT = (
     ClusterUpgraded(phase="renew", failure="no", num_done=1, refusal="no"),
     NodeDrained(nodes=("n1",), num_leaving=2, waits_for="a group", refusal="no"),
     Rejection(handle=1, reason="queue_full", message="full", retry_after_s=1.5),
+    YourTurn(7),
     Status(
         engine_id="e",
         model="m",
