@@ -26,7 +26,8 @@ from cluster.announcements import EngineListens, read_engine_line
 from cluster.child_process import ChildProcess
 from cluster.engine_launch import EngineLaunch
 from cluster.errors import LinkLost
-from cluster.links import DealerLink, LinkLimits
+from cluster.links.dealer import DealerLink
+from cluster.links.sockets import LinkLimits
 from cluster.messages.clients import ClientHello
 from cluster.messages.supervisor import Shutdown, SupervisorHello
 from cluster.messages.workers import PoolSize, RankCapacity, WorkerHello, WorkerReady

@@ -23,7 +23,9 @@ import numpy as np
 from bench.report import header, percentile, table
 from cluster.errors import LinkLost
 from cluster.keys import ClientKeys, SocketKeys
-from cluster.links import DealerLink, EngineLinks, LinkLimits, fresh_keys
+from cluster.links.dealer import DealerLink
+from cluster.links.engine_links import EngineLinks
+from cluster.links.sockets import LinkLimits, fresh_keys
 from cluster.wire import FROM_ENGINE, TO_ENGINE
 from scheduler.arrays import int32
 from scheduler.plan import StepPlan, StepResult

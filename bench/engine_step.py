@@ -28,7 +28,7 @@ _WORKER, _SUPERVISOR, _CLIENT = b"worker", b"supervisor", b"client"
 
 
 class Desk:
-    """What arrives, and what was sent. Stands in for `cluster.links.ServerLink`."""
+    """What arrives, and what was sent. Stands in for `cluster.links.server.ServerLink`."""
 
     def __init__(self) -> None:
         self.num_malformed = 0

@@ -18,7 +18,8 @@ import numpy as np
 from cluster.errors import PeerGone
 from cluster.frontend.tokenizer import Tokenizer
 from cluster.frontend.tokenizer_files import TokenizerFiles
-from cluster.links import EngineLinks, LinkLimits
+from cluster.links.engine_links import EngineLinks
+from cluster.links.sockets import LinkLimits
 from cluster.messages.clients import ClientHello, ServerInfo, TokenizerRequest
 from cluster.messages.reports import GroupStatus, Status, StatusRequest
 from cluster.messages.sockets import FromClient, ToClient

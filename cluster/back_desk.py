@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 from cluster.errors import PeerGone, WireError
 from cluster.front_desk import is_worth_a_line
-from cluster.links import ServerLink
+from cluster.links.server import ServerLink
 from cluster.logs import EventLog
 from cluster.messages.clients import Refusal
 from cluster.messages.sockets import FromEngine, ToEngine

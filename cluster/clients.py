@@ -6,7 +6,7 @@ connection of a ROUTER, so a slow client is told when it reads again.
 """
 
 from cluster.errors import PeerGone
-from cluster.links import ServerLink
+from cluster.links.server import ServerLink
 from cluster.logs import EventLog
 from cluster.messages.clients import Refusal
 from cluster.messages.sockets import ToClient

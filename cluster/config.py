@@ -24,7 +24,7 @@ import msgspec
 from cluster.engine_config import EngineConfig
 from cluster.errors import AddressError
 from cluster.http_config import HttpConfig
-from cluster.links import check_address, is_wildcard
+from cluster.links.addresses import check_address, is_wildcard
 from cluster.node_address import choose_address, own_addresses
 from cluster.setting import add_options, words_or_bounds
 from scheduler.errors import ConfigError

@@ -21,7 +21,7 @@ from cluster.front_desk import FrontDesk, Wish
 from cluster.frontend.tokenizer_files import TokenizerFiles
 from cluster.group_desk import GroupDesk
 from cluster.lanes import Lane
-from cluster.links import EngineLinks
+from cluster.links.engine_links import EngineLinks
 from cluster.logs import EventLog
 from cluster.messages.changes import ClusterUpgraded, UpgradeCluster
 from cluster.messages.clients import GenerationDefaults, ServerInfo

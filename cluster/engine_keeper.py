@@ -21,7 +21,8 @@ from cluster.engine_launch import STANDBY, EngineLaunch
 from cluster.errors import LinkLost
 from cluster.hang_watch import HangWatch
 from cluster.keys import ClientKeys
-from cluster.links import DealerLink, LinkLimits
+from cluster.links.dealer import DealerLink
+from cluster.links.sockets import LinkLimits
 from cluster.logs import EventLog
 from cluster.messages.sockets import FromEngine, ToEngine
 from cluster.messages.supervisor import Ping, Pong, SupervisorHello

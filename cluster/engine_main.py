@@ -30,7 +30,8 @@ from cluster.frontend.tokenizer_files import (
 )
 from cluster.generation import GenerationFileDamaged, read_generation
 from cluster.journal_file import JournalError, JournalFile
-from cluster.links import EngineLinks, LinkLimits
+from cluster.links.engine_links import EngineLinks
+from cluster.links.sockets import LinkLimits
 from cluster.logs import EventLog, show_events
 from cluster.orphans import die_with_parent
 from cluster.served_model import Checkpoints, read_served_model

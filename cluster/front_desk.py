@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from cluster.clients import Clients
 from cluster.errors import WireError
 from cluster.frontend.tokenizer_files import TokenizerFiles
-from cluster.links import ServerLink
+from cluster.links.server import ServerLink
 from cluster.logs import EventLog
 from cluster.messages.changes import Change, UpgradeCluster
 from cluster.messages.clients import (

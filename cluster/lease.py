@@ -15,7 +15,8 @@ from types import TracebackType
 
 from cluster.backend import WorkerLaunch
 from cluster.errors import LinkLost
-from cluster.links import DealerLink, LinkLimits
+from cluster.links.dealer import DealerLink
+from cluster.links.sockets import LinkLimits
 from cluster.logs import EventLog
 from cluster.loss_reasons import EXIT_FENCED
 from cluster.messages.clients import Refusal

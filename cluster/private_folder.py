@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from cluster.errors import AddressError
-from cluster.links import IPC_PATH_LIMIT
+from cluster.links.addresses import IPC_PATH_LIMIT
 
 PREFIX = "stoker-"
 

@@ -27,7 +27,8 @@ from cluster.errors import AddressError, ClusterLost, ModelError, StartFailed, S
 from cluster.http_config import HttpConfig
 from cluster.launch_plan import LaunchPlan
 from cluster.libraries import check_libraries, libraries_of
-from cluster.links import fresh_keys, is_loopback, is_wildcard
+from cluster.links.addresses import is_loopback, is_wildcard
+from cluster.links.sockets import fresh_keys
 from cluster.listener import Listener
 from cluster.local_backend import LocalBackend
 from cluster.logs import EventLog, show_events

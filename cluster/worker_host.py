@@ -22,7 +22,8 @@ from cluster.doctor.alike import node_facts
 from cluster.errors import LinkLost, ModelError, WireError
 from cluster.faults import Faults
 from cluster.lease import Lease
-from cluster.links import DealerLink, LinkLimits
+from cluster.links.dealer import DealerLink
+from cluster.links.sockets import LinkLimits
 from cluster.logs import EventLog
 from cluster.loss_reasons import (
     EXIT_DONE,

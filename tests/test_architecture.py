@@ -86,7 +86,7 @@ STATEFUL_STDLIB = {
 """Clocks, chance and the world outside: arguments, to `kvcache` and `scheduler`."""
 
 ONLY_IN = {
-    "zmq": ("cluster/links.py",),
+    "zmq": ("cluster/links/",),
     "httptools": ("stoker/bench/http_client.py", "cluster/api/siblings.py"),
     "matplotlib": ("stoker/bench/plot.py",),
     "ray": ("cluster/ray_",),

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from cluster.keys import write_key_file
-from cluster.links import fresh_keys
+from cluster.links.sockets import fresh_keys
 from scheduler.journal import Record, encode_record
 from stoker.cli import make_parser
 from tests.cluster.cluster_rig import Rig

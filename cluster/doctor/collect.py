@@ -18,7 +18,7 @@ from cluster.doctor.model_facts import model_facts
 from cluster.doctor.scene import Host, Interface
 from cluster.doctor.versions import collect_versions
 from cluster.errors import AddressError
-from cluster.links import check_address
+from cluster.links.addresses import check_address
 from worker.host_memory import free_host_bytes
 
 SHM = Path("/dev/shm")

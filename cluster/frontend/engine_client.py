@@ -39,7 +39,9 @@ from cluster.frontend.requests import LiveRequest, Watcher
 from cluster.frontend.session import BadMessage, FrontSession, Question, Ticket
 from cluster.frontend.tokenizer import Tokenizer
 from cluster.keys import read_key_file
-from cluster.links import DealerLink, LinkLimits, check_address
+from cluster.links.addresses import check_address
+from cluster.links.dealer import DealerLink
+from cluster.links.sockets import LinkLimits
 from cluster.logs import EventLog
 from cluster.messages.changes import (
     ClusterUpgraded,

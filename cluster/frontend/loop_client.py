@@ -22,7 +22,7 @@ from cluster.frontend.loop_link import LoopLink
 from cluster.frontend.requests import LiveRequest, Watcher
 from cluster.frontend.session import FrontSession
 from cluster.frontend.tokenizer_files import TokenizerFiles
-from cluster.links import check_address
+from cluster.links.addresses import check_address
 from cluster.logs import EventLog
 from cluster.messages.clients import GenerationDefaults, ServerInfo
 from cluster.messages.reports import Status, StatusRequest

@@ -13,7 +13,7 @@ from cluster.errors import AddressError, KeyFileError, LinkLost, WireError
 from cluster.frontend.engine_client import ClientConfig
 from cluster.frontend.errors import EngineLost, ProtocolMismatch
 from cluster.frontend.session import BadMessage
-from cluster.links import DealerLink
+from cluster.links.dealer import DealerLink
 from cluster.logs import EventLog
 from cluster.messages.sockets import FromClient, ToClient
 from cluster.wire import FROM_CLIENT, TO_CLIENT

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from cluster.errors import LinkLost
 from cluster.keys import read_key_file
-from cluster.links import DealerLink, LinkLimits
+from cluster.links.dealer import DealerLink
+from cluster.links.sockets import LinkLimits
 from cluster.messages.clients import ClientHello
 from cluster.messages.faults import FaultInjected, InjectFault
 from cluster.messages.reports import Status, StatusRequest

@@ -19,7 +19,8 @@ from cluster.engine_launch import EngineLaunch
 from cluster.engine_main import open_links
 from cluster.frontend.tokenizer_files import TokenizerFiles
 from cluster.keys import ClientKeys, SocketKeys
-from cluster.links import DealerLink, LinkLimits
+from cluster.links.dealer import DealerLink
+from cluster.links.sockets import LinkLimits
 from cluster.logs import EventLog
 from cluster.messages.clients import ClientHello, GenerationDefaults, ServerInfo
 from cluster.messages.reports import GroupStatus, Status, StatusRequest

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from cluster.engine import Engine
 from cluster.engine_launch import EngineLaunch
 from cluster.errors import PeerGone
-from cluster.links import EngineLinks
+from cluster.links.engine_links import EngineLinks
 from cluster.logs import EventLog
 from cluster.loss_reasons import LossReason
 from cluster.messages.changes import ScaleGroups

@@ -7,7 +7,7 @@ from pathlib import Path
 from cluster.backend import Report
 from cluster.engine_config import EngineConfig
 from cluster.launch_plan import LaunchPlan
-from cluster.links import fresh_keys
+from cluster.links.sockets import fresh_keys
 from cluster.local_backend import LocalBackend
 from cluster.logs import EventLog
 from cluster.supervisor_main import main

@@ -22,7 +22,8 @@ import zmq
 
 from cluster.errors import LinkLost
 from cluster.keys import ClientKeys
-from cluster.links import DealerLink, LinkLimits, fresh_keys
+from cluster.links.dealer import DealerLink
+from cluster.links.sockets import LinkLimits, fresh_keys
 from cluster.messages.clients import ClientHello, Refusal
 from cluster.messages.reports import Status, StatusRequest
 from cluster.messages.supervisor import GroupLost, GroupReady, GroupStopped, Shutdown, StartGroup

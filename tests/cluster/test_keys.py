@@ -8,7 +8,7 @@ import pytest
 
 from cluster.errors import KeyFileError
 from cluster.keys import ClientKeys, read_key_file, remove_key_file, write_key_file
-from cluster.links import fresh_keys
+from cluster.links.sockets import fresh_keys
 
 
 def test_a_key_file_is_its_owners_alone_and_reads_as_it_was_written(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from cluster.config import config_from
 from cluster.errors import BackendError
 from cluster.keys import SocketKeys
 from cluster.launch_plan import LaunchPlan
-from cluster.links import fresh_keys
+from cluster.links.sockets import fresh_keys
 
 
 def make_plan(keys: SocketKeys | None = None, **settings: object) -> LaunchPlan:

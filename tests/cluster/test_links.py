@@ -12,14 +12,11 @@ import msgspec
 import pytest
 
 from cluster.errors import AddressError, LinkLost, PeerGone
-from cluster.links import (
-    DealerLink,
-    EngineLinks,
-    LinkLimits,
-    ServerLink,
-    check_address,
-    fresh_keys,
-)
+from cluster.links.addresses import check_address
+from cluster.links.dealer import DealerLink
+from cluster.links.engine_links import EngineLinks
+from cluster.links.server import ServerLink
+from cluster.links.sockets import LinkLimits, fresh_keys
 
 LIMITS = LinkLimits(max_message_bytes=1 << 20)
 TCP = "tcp://127.0.0.1:0"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cluster.errors import AddressError
-from cluster.links import check_address
+from cluster.links.addresses import check_address
 from cluster.private_folder import PrivateFolder, sweep
 
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from cluster.backend import WorkerLaunch
-from cluster.links import EngineLinks, LinkLimits
+from cluster.links.engine_links import EngineLinks
+from cluster.links.sockets import LinkLimits
 from cluster.logs import EventLog
 from cluster.loss_reasons import EXIT_DONE, EXIT_FAILED, EXIT_NO_ENGINE, EXIT_PEER_LOST
 from cluster.messages.clients import Refusal

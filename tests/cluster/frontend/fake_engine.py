@@ -11,7 +11,8 @@ from cluster.errors import PeerGone, WireError
 from cluster.frontend.tokenizer import Tokenizer
 from cluster.frontend.tokenizer_files import TokenizerFiles
 from cluster.keys import ServerKeys
-from cluster.links import EngineLinks, LinkLimits
+from cluster.links.engine_links import EngineLinks
+from cluster.links.sockets import LinkLimits
 from cluster.messages.clients import ClientHello, GenerationDefaults, ServerInfo, TokenizerRequest
 from cluster.messages.reports import EngineMetrics, MetricsRequest, Sample, Status, StatusRequest
 from cluster.messages.sockets import FromClient, ToClient

@@ -20,7 +20,7 @@ from cluster.frontend.errors import (
 )
 from cluster.frontend.requests import LiveRequest
 from cluster.keys import write_key_file
-from cluster.links import fresh_keys
+from cluster.links.sockets import fresh_keys
 from cluster.messages.clients import EngineStarting, GenerationDefaults, Refusal
 from scheduler.errors import InvalidRequest
 from scheduler.request import Abort, Finish, Rejection

@@ -24,7 +24,7 @@ from cluster.frontend.loop_client import LoopClient
 from cluster.frontend.requests import LiveRequest
 from cluster.frontend.tokenizer import Tokenizer
 from cluster.keys import write_key_file
-from cluster.links import fresh_keys
+from cluster.links.sockets import fresh_keys
 from cluster.messages.clients import EngineStarting, Refusal, TokenizerRequest
 from cluster.messages.reports import Status, StatusRequest
 from cluster.messages.sockets import ToClient
