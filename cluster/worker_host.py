@@ -77,7 +77,7 @@ LOOK_S = 0.0001
 
 
 class Step(Protocol):
-    """What `worker.runner.LaunchedStep` does, as the host sees it."""
+    """What `worker.launched_step.LaunchedStep` does, as the host sees it."""
 
     def is_done(self) -> bool: ...
 

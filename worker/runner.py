@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -10,13 +10,11 @@ import torch
 from torch import Tensor
 
 from kvcache.geometry import blocks_for
-from scheduler.arrays import Int32Array
-from scheduler.plan import FailedSlice, LogprobRows, StepPlan, StepResult
-from worker import logprobs
-from worker.batch import ON_ITS_WAY, Expected, Slices, SlotTable
+from scheduler.plan import StepPlan, StepResult
+from worker.batch import ON_ITS_WAY, Slices, SlotTable
 from worker.budget import num_blocks_for
 from worker.config import RunnerConfig
-from worker.estimate import SAMPLED_AT_ONCE, Form, activation_bytes, kv_geometry
+from worker.estimate import Form, activation_bytes, kv_geometry
 from worker.grammar import tokenizer_of
 from worker.graphs import CudaCapture, DecodeGraphs, graph_sizes
 from worker.guide import Guide
@@ -24,6 +22,7 @@ from worker.host_copy import HostCopy, to_device
 from worker.host_memory import trim_heap
 from worker.kept_weights import WeightKeeper
 from worker.kv_store import KVStore, choose_kv_dtype
+from worker.launched_step import LaunchedStep, StepParts
 from worker.memory import Capacity, measure_memory
 from worker.models.decoder import Decoder
 from worker.models.spec import context_of, model_stages, model_widths, read_spec
@@ -33,14 +32,12 @@ from worker.ops.cpu_program import StepProgram
 from worker.ops.table import BatchInputs, Operations
 from worker.parallel import Communicator
 from worker.pipeline import NO_PIPES, Pipes
-from worker.prompt_scores import PromptScores
 from worker.rank_weights import RankPart, load_rank_weights
-from worker.sampler import Sampler, check_logits
+from worker.sampler import Sampler
 from worker.shards import deal_shards
+from worker.step_inputs import batch_on_device, largest_batch
+from worker.step_tokens import StepTokens
 from worker.weights import Report
-
-SCORED_AT_ONCE = 64
-"""Prompt tokens whose logits exist at the same time. More only costs memory."""
 
 
 class ModelRunner:
@@ -77,7 +74,6 @@ class ModelRunner:
         self.spec = read_spec(config.model_dir)
         shards = deal_shards(model_widths(self.spec), config.tensor_parallel_size)
         self._shard = shards[config.rank_in_stage]
-        self._vocab_widths = [shard.vocab_rows.size for shard in shards]
         self.max_model_len = context_of(self.spec, config.max_model_len, config.model_dir)
         self.dtype = choose_dtype(config.dtype, self.spec.dtype)
         self._ops: Operations = make_operations(
@@ -113,15 +109,21 @@ class ModelRunner:
             )
         self._incoming: Tensor | None = None
         """[max_num_batched_tokens, hidden], from the stage before"""
-        self._scores = PromptScores(config.max_num_seqs)
         self._forwarded_at = 0.0
-        self._sampler: Sampler | None = None
+        sampler: Sampler | None = None
         if self._stage.is_last and config.rank_in_stage == 0:
             vocab_size = self.spec.vocab_size
             guide = Guide(lambda: tokenizer_of(config.model_dir, vocab_size), vocab_size)
-            self._sampler = Sampler(
+            sampler = Sampler(
                 config.max_num_seqs, vocab_size, self._device, find_draw(self._ops), guide
             )
+        self._tokens = StepTokens(
+            communicator,
+            [shard.vocab_rows.size for shard in shards],
+            sampler,
+            max_num_seqs=config.max_num_seqs,
+            device=self._device,
+        )
         torch.set_num_threads(config.num_threads)
 
     def load(self, report: Report = lambda done, total: None) -> bool:
@@ -204,9 +206,7 @@ class ModelRunner:
         self._pipes.meet(torch.zeros(1, device=self._device))
         if self._table is not None:
             self._table = self._empty_table(self._table.num_blocks)
-        self._scores = PromptScores(self._config.max_num_seqs)
-        if self._sampler is not None:
-            self._sampler.reset()
+        self._tokens.reset()
 
     def _empty_table(self, num_blocks: int) -> SlotTable:
         return SlotTable(
@@ -221,15 +221,11 @@ class ModelRunner:
         return self.begin(plan).finish()
 
     def can_begin(self, plan: StepPlan) -> bool:
-        """Whether `plan` may begin before the step before it has been finished: no sequence in it
-        needs its last token for more than computing."""
-        if self._sampler is None:
-            return True
-        count = plan.count if len(plan.count) else 1
-        return not self._sampler.needs_history(plan.slot, plan.start + count)
+        """Whether `plan` may begin before the step before it has been finished."""
+        return self._tokens.can_begin(plan)
 
     @torch.inference_mode()
-    def begin(self, plan: StepPlan) -> "LaunchedStep":
+    def begin(self, plan: StepPlan) -> LaunchedStep:
         """Compute one step on a CPU; on a GPU, launch it and wait for nothing.
 
         Raises:
@@ -241,8 +237,8 @@ class ModelRunner:
         self._communicator.start_step(plan.step)
         self._pipes.start_step(plan.step)
         slices = self._table.apply(plan)
-        self._begin_and_end_sequences(plan)
-        parts = _Parts([], {})
+        self._tokens.follow(plan)
+        parts = StepParts([], {})
         tokens = None
         if slices.num_tokens:
             tokens = self._compute(slices, parts)
@@ -252,7 +248,7 @@ class ModelRunner:
             self._table.expect(slices),
             None if tokens is None else HostCopy(tokens),
             parts,
-            answers=self._sampler is not None,
+            answers=self._tokens.answers,
             began=began,
             forward_s=self._forwarded_at - began,
         )
@@ -264,23 +260,12 @@ class ModelRunner:
         self._pipes.close()
         if isinstance(self._ops, CpuOperations):
             self._ops.team.close()
-        if self._sampler is not None:
-            self._sampler.close()
-        self._decoder = self._store = self._table = self._sampler = None
+        self._tokens.close()
+        self._decoder = self._store = self._table = None
         if self._keeper is not None:
             self._keeper.close()
 
-    def _begin_and_end_sequences(self, plan: StepPlan) -> None:
-        self._scores.release(plan.released)
-        if self._sampler is not None:
-            for slot in plan.released.tolist():
-                self._sampler.release(slot)
-        for admission in plan.admitted:
-            self._scores.admit(admission)
-            if self._sampler is not None:
-                self._sampler.admit(admission)
-
-    def _compute(self, slices: Slices, parts: "_Parts") -> Tensor | None:
+    def _compute(self, slices: Slices, parts: StepParts) -> Tensor | None:
         """[R] int64 tokens of the slices that sample, if any, where they are known; the rank that
         samples adds to `parts`."""
         assert self._table is not None
@@ -288,20 +273,20 @@ class ModelRunner:
             self._pipes.after.send(self._forward(slices, None))
             self._forwarded_at = time.perf_counter()
             return None
-        if self._sampler is not None:
-            rows = np.flatnonzero(slices.samples)
-            self._sampler.prepare(slices.slot[rows], slices.stop[rows], self._table.tokens)
+        assert self._decoder is not None
+        history = self._table.tokens
+        self._tokens.prepare(slices, history)
         sampling = slices.offsets[1:][slices.samples] - 1
-        scored = self._scores.wanted(slices)
+        scored = self._tokens.scored_rows(slices)
         hidden = self._forward(slices, np.concatenate((sampling, scored)).astype(np.int64))
         self._forwarded_at = time.perf_counter()
-        if len(scored) or self._scores.num_kept:
-            parts.logprobs += self._score_prompts(slices, hidden[len(sampling) :])
+        last, others = hidden[: len(sampling)], hidden[len(sampling) :][: len(scored)]
+        self._tokens.score_prompts(self._decoder, slices, others, history, parts)
         if not len(sampling):
             return None
-        tokens = self._sample(slices, hidden[: len(sampling)], parts)
+        tokens = self._tokens.sample(self._decoder, slices, last, history, parts)
         if self._pipes.before is not None:  # the others learn them with the next plan
-            return None if self._sampler is None else tokens
+            return tokens if self._tokens.answers else None
         tokens = self._communicator.broadcast(tokens)
         if self._last_tokens is not None:
             slots = to_device(torch.from_numpy(slices.slot[slices.samples]), self._device)
@@ -350,64 +335,6 @@ class ModelRunner:
         self._ops.begin_step(batch, self._decoder.shape, self._config.block_size)
         incoming = None if self._incoming is None else self._incoming[: batch.num_tokens]
         return self._decoder.forward(batch, layers, rows, incoming)
-
-    def _sample(self, slices: Slices, hidden: Tensor, parts: "_Parts") -> Tensor:
-        """[R] int64: chosen on the stage's first rank, to be filled on the others. Adds to
-        `parts`."""
-        rows = np.flatnonzero(slices.samples).astype(np.int32)
-        size = self._sampled_at_once(len(rows))
-        chosen = [
-            self._sample_rows(slices, rows[at : at + size], hidden[at : at + size], parts)
-            for at in range(0, len(rows), size)
-        ]
-        return chosen[0] if len(chosen) == 1 else torch.cat(chosen)
-
-    def _sampled_at_once(self, num_rows: int) -> int:
-        return min(num_rows, SAMPLED_AT_ONCE) if self._device.type == "cpu" else num_rows
-
-    def _sample_rows(
-        self, slices: Slices, rows: Int32Array, hidden: Tensor, parts: "_Parts"
-    ) -> Tensor:
-        logits = self._gathered_logits(hidden)
-        if logits is None or self._sampler is None:
-            return torch.empty(hidden.shape[0], dtype=torch.int64, device=self._device)
-        assert self._table is not None
-        chosen = self._sampler.sample(
-            logits, slices.slot[rows], slices.stop[rows], self._table.tokens, rows
-        )
-        if chosen.logprobs is not None:
-            parts.logprobs.append(chosen.logprobs)
-        parts.failed.update({int(rows[row]): why for row, why in chosen.failed.items()})
-        if chosen.unchecked is not None:
-            parts.unchecked = (HostCopy(chosen.unchecked), slices.slot[rows])
-        return chosen.token
-
-    def _score_prompts(self, slices: Slices, hidden: Tensor) -> list[LogprobRows]:
-        scored = self._scores.collect(slices, hidden)
-        if scored is None:
-            return []
-        assert self._table is not None
-        tokens = self._table.tokens[slices.slot[scored.slice_row], scored.position]
-        parts = []
-        for start in range(0, len(tokens), SCORED_AT_ONCE):
-            part = slice(start, start + SCORED_AT_ONCE)
-            logits = self._gathered_logits(scored.hidden[part])
-            if logits is not None:
-                parts.append(
-                    logprobs.score(
-                        logits,
-                        tokens[part],
-                        scored.num_top[part],
-                        scored.slice_row[part],
-                        scored.position[part],
-                    )
-                )
-        return parts
-
-    def _gathered_logits(self, hidden: Tensor) -> Tensor | None:
-        """[R, vocab_size] float32 on the last stage's first rank, None on its others."""
-        assert self._decoder is not None
-        return self._communicator.gather_columns(self._decoder.logits(hidden), self._vocab_widths)
 
     @property
     def _runs_ahead(self) -> bool:
@@ -469,7 +396,7 @@ class ModelRunner:
         config = self._config
         num_slices = min(config.max_num_seqs, config.max_num_batched_tokens)
         longest = min(config.max_num_batched_tokens - num_slices + 1, self.max_model_len)
-        batch = _profile_batch(longest, num_slices, config.block_size, self.max_model_len)
+        batch = largest_batch(longest, num_slices, config.block_size, self.max_model_len)
         batch = batch_on_device(batch, self._device)
         num_blocks = blocks_for(longest, config.block_size)
         one_layer = replace(self._geometry, num_layers=1)
@@ -480,7 +407,8 @@ class ModelRunner:
         hidden = program.run(batch, rows) if program else self._launch(batch, layers, rows)
         if not self._stage.is_last:
             return
-        logits = self._gathered_logits(hidden[: self._sampled_at_once(len(hidden))])
+        sampled = hidden[: self._tokens.sampled_at_once(len(hidden))]
+        logits = self._tokens.logits(self._decoder, sampled)
         if logits is None:
             return
         draw = find_draw(self._ops)
@@ -490,68 +418,6 @@ class ModelRunner:
             whole = torch.ones(len(logits), dtype=torch.int64, device=self._device)
             share = whole.double()
             draw(logits, share.float(), whole, share, share, whole, whole)
-
-
-@dataclass(slots=True)
-class _Parts:
-    """What is answered beside tokens."""
-
-    logprobs: list[LogprobRows]
-    failed: dict[int, str]
-    """Why sequences cannot go on, by slice"""
-    unchecked: tuple[HostCopy, Int32Array] | None = None
-    """Each row's largest logit, and its slot"""
-
-
-class LaunchedStep:
-    """A step that the device computes, or has computed. Finished in the order of their begin."""
-
-    def __init__(
-        self,
-        plan: StepPlan,
-        table: SlotTable,
-        expected: Expected,
-        tokens: HostCopy | None,
-        parts: _Parts,
-        *,
-        answers: bool,
-        began: float,
-        forward_s: float,
-    ) -> None:
-        self._plan, self._table, self._expected = plan, table, expected
-        self._tokens, self._parts = tokens, parts
-        self._answers = answers
-        self._began, self._forward_s = began, forward_s
-
-    def is_done(self) -> bool:
-        """Whether `finish` would not wait."""
-        return self._tokens is None or self._tokens.is_here()
-
-    def finish(self) -> StepResult | None:
-        """Wait for the tokens and take them in; the rank that sampled them returns the result.
-
-        Raises:
-            BadLogits: no token can be sampled from what the model gave.
-        """
-        parts = self._parts
-        sampled = np.empty(0, dtype=np.int64)
-        if self._tokens is not None:
-            sampled = self._tokens.read().numpy()
-            self._table.record(self._expected, sampled)
-        if parts.unchecked is not None:
-            best, slots = parts.unchecked
-            check_logits(best.read(), slots)
-        if not self._answers:
-            return None
-        return StepResult(
-            epoch=self._plan.epoch,
-            step=self._plan.step,
-            token=sampled.astype(np.int32),
-            logprobs=logprobs.joined(parts.logprobs),
-            failed=tuple(FailedSlice(row=row, message=m) for row, m in parts.failed.items()),
-            compute_s=time.perf_counter() - self._began,
-            forward_s=self._forward_s,
-        )
 
 
 def choose_dtype(wanted: str, checkpoint: str) -> torch.dtype:
@@ -567,50 +433,6 @@ def choose_dtype(wanted: str, checkpoint: str) -> torch.dtype:
 
 def _name(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _profile_batch(
-    longest: int, num_slices: int, block_size: int, max_context_len: int
-) -> BatchInputs:
-    """One slice of `longest` tokens and decodes, all of them in the same blocks, in buffers that
-    would do for contexts up to `max_context_len`."""
-    counts = np.ones(num_slices, dtype=np.int32)
-    counts[0] = longest
-    offsets = np.zeros(num_slices + 1, dtype=np.int32)
-    np.cumsum(counts, out=offsets[1:])
-    positions = np.arange(int(offsets[-1]), dtype=np.int64)
-    positions[longest:] = 0
-    blocks = np.arange(blocks_for(longest, block_size), dtype=np.int32)
-    return BatchInputs(
-        token_ids=torch.zeros(len(positions), dtype=torch.int64),
-        positions=torch.from_numpy(positions),
-        cells=torch.from_numpy(positions.copy()),
-        slice_offsets=torch.from_numpy(offsets),
-        block_tables=torch.from_numpy(np.tile(blocks, (num_slices, 1))),
-        context_lens=torch.from_numpy(counts),
-        max_slice_len=longest,
-        max_context_len=max_context_len,
-    )
-
-
-def batch_on_device(batch: BatchInputs, device: torch.device) -> BatchInputs:
-    """Every tensor of it; nothing waits."""
-    if device.type == "cpu":
-        return batch
-
-    def moved(tensor: Tensor) -> Tensor:
-        return to_device(tensor, device)
-
-    return BatchInputs(
-        token_ids=moved(batch.token_ids),
-        positions=moved(batch.positions),
-        cells=moved(batch.cells),
-        slice_offsets=moved(batch.slice_offsets),
-        block_tables=moved(batch.block_tables),
-        context_lens=moved(batch.context_lens),
-        max_slice_len=batch.max_slice_len,
-        max_context_len=batch.max_context_len,
-    )
 
 
 def _device_name(device: torch.device) -> str:

@@ -13,10 +13,11 @@ from torch import Tensor
 from scheduler.plan import StepPlan, StepResult
 from worker.config import RunnerConfig
 from worker.kept_weights import WeightKeeper
+from worker.launched_step import LaunchedStep
 from worker.memory import Capacity
 from worker.parallel import SingleRank
 from worker.pipeline import NUM_ON_THEIR_WAY, Pipes
-from worker.runner import LaunchedStep, ModelRunner
+from worker.runner import ModelRunner
 
 Answer = TypeVar("Answer")
 

@@ -114,7 +114,7 @@ def test_stages_compute_together_what_the_model_does(
             driver.admit(random_prompt(length, seed=length), asking) for length in (5, 30, 41)
         ]
         results = generate(group, driver, sequences, tokens=8, budget=24)
-        assert [runner._sampler is not None for runner in group.runners] == [
+        assert [runner._tokens.answers for runner in group.runners] == [
             False, False, False, False, True, False,
         ]  # fmt: skip
         assert all(runner._last_tokens is None for runner in group.runners)
