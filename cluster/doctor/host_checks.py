@@ -69,6 +69,12 @@ def differing_versions(host: Host, leader: Host) -> Iterator[Problem]:
 def _versions(scene: Scene) -> Iterator[Problem]:
     for host in scene.hosts:
         yield from differing_versions(host, scene.here)
+    if not scene.here.torch:
+        yield Problem(
+            _node(scene.here),
+            "torch is not installed where Stoker runs",
+            "use the environment that has both, or pip install torch into this one",
+        )
     for host in scene.hosts:
         if host.missing_libraries:
             yield Problem(

@@ -167,6 +167,12 @@ FAULTS = {
         subject="node 10.0.0.2",
         says=("Stoker 0.0.9", "0.1.0"),
     ),
+    "no torch": Fault(
+        scene=make_scene(replace(N1, torch="")),
+        check="versions",
+        subject="node 10.0.0.1",
+        says=("torch is not installed", "pip install torch"),
+    ),
     "libraries that were not built": Fault(
         scene=with_second(missing_libraries=("worker/ops/native/kernels",)),
         check="versions",
