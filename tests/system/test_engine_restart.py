@@ -1,5 +1,6 @@
 """The engine process is killed while the real model answers: every answer is what it would be."""
 
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -97,6 +98,45 @@ def test_answers_go_on_with_the_same_tokens_when_the_engine_is_killed_twice(
     log = capfd.readouterr().err
     assert log.count("was_loaded=False") == len(workers)
     assert log.count("engine_recovered") == 2
+
+
+ENDS_OF_666 = """
+import os, sys
+if "cluster.engine_main" in sys.orig_argv:
+    from scheduler.scheduler import Scheduler
+    submit = Scheduler.submit
+    def submit_or_die(self, request, client, now):
+        if 666 in request.prompt:
+            os.kill(os.getpid(), 11)
+        return submit(self, request, client, now)
+    Scheduler.submit = submit_or_die
+"""
+"""An engine process dies of a prompt with this token, as it would of a defect of a library."""
+
+
+def test_a_request_of_which_engines_die_is_refused_after_the_third_and_the_others_go_on(
+    smollm2: Path, tmp_path: Path, no_leaks: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(ENDS_OF_666)
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    with LLM(
+        smollm2,
+        backend="local",
+        max_model_len=1024,
+        num_kv_blocks=256,
+        recovery_s=600.0,
+        log_level="warning",
+    ) as llm:
+        client = llm.client
+        undisturbed = said([handle.result(500.0) for handle in begin(client)])
+        handles = begin(client)
+        wait_for_tokens(handles, 1)
+        poison = client.submit([5, 6, 666, 7], greedy(8)).result(500.0)
+        outputs = [handle.result(500.0) for handle in handles]
+
+        assert poison.outputs[0].finish_reason == "error"
+        assert said(outputs) == undisturbed
+        assert client.status().num_engine_restarts == 3
 
 
 def test_a_rank_that_waits_for_one_that_was_told_less_costs_the_group_a_restart(

@@ -11,7 +11,7 @@ from cluster.frontend.errors import EngineLost, NoWorkers
 from cluster.frontend.requests import LiveRequest
 from cluster.frontend.session import FrontSession
 from cluster.frontend.tokenizer import Tokenizer
-from cluster.messages.clients import EngineStopping
+from cluster.messages.clients import AskTurn, EngineStopping, YourTurn
 from cluster.messages.sockets import FromClient
 from cluster.wire import FROM_CLIENT, PROTOCOL_VERSION
 from scheduler.arrays import int32
@@ -162,6 +162,73 @@ def test_what_an_engine_held_against_a_request_is_told_to_the_next_until_it_gets
     scene.connect()
     (third,) = scene.requests()
     assert third.deaths == ()
+
+
+def ends_of_engines(scene: Scene, *, with_token: bool) -> list[FromClient]:
+    """What is sent to the engine after two that have ended, with a token in between or without."""
+    scene.connect(suspect_after=2)
+    scene.submit()
+    (request,) = scene.requests()
+    scene.lose()
+    scene.connect(suspect_after=2, num_crashes=1)
+    (request,) = scene.requests()
+    if with_token:
+        scene.receive(tokens(request.handle, IDS[:1]))
+    scene.lose()
+    scene.connect(suspect_after=2, num_crashes=2)
+    return scene.sent
+
+
+def test_a_request_that_was_there_at_two_ends_of_engines_asks_for_its_turn(scene: Scene) -> None:
+    (asked,) = ends_of_engines(scene, with_token=False)
+    assert isinstance(asked, AskTurn)
+    scene.sent.clear()
+
+    scene.receive(YourTurn(asked.handle))
+    (request,) = scene.requests()
+    assert request.handle == asked.handle
+
+
+def test_a_token_makes_the_ends_of_engines_before_it_forgotten(scene: Scene) -> None:
+    (request,) = ends_of_engines(scene, with_token=True)
+    assert isinstance(request, Request)
+
+
+def test_lost_connections_to_the_same_engine_are_no_ends_of_it(scene: Scene) -> None:
+    scene.connect(suspect_after=2)
+    scene.submit()
+    for _ in range(4):
+        scene.lose()
+        scene.connect(suspect_after=2)
+    assert len(scene.requests()) == 5
+
+
+def test_a_turn_that_comes_too_late_is_given_back(scene: Scene) -> None:
+    (asked,) = ends_of_engines(scene, with_token=False)
+    assert isinstance(asked, AskTurn)
+    live = scene.session.num_live
+    scene.now += 1e6  # it stands in line for as long as it takes,
+    scene.keep_time()
+    assert scene.session.num_live == live == 1
+    scene.session.lose(EngineLost("closed"))  # unless the caller has gone
+    scene.sent.clear()
+    scene.connect(suspect_after=2, num_crashes=2)
+
+    scene.receive(YourTurn(asked.handle))
+    assert scene.aborted() == [asked.handle]
+
+
+def test_a_request_in_line_ends_by_its_own_time_limit(scene: Scene) -> None:
+    scene.connect(suspect_after=1)
+    live = scene.submit(timeout_s=30.0)
+    scene.lose()
+    scene.connect(suspect_after=1, num_crashes=1)
+    assert scene.session.next_deadline_s == scene.now + 30.0
+    scene.now += 30.0
+    scene.keep_time()
+
+    assert live.outputs[0].finish is Finish.TIMEOUT
+    assert scene.session.num_live == 0
 
 
 def test_outputs_that_have_ended_are_not_asked_for_again(scene: Scene) -> None:
