@@ -231,10 +231,17 @@ class Engine:
     def _plan(self, scheduler: Scheduler, number: int, now: float) -> StepPlan | None:
         began = self._clock()
         plan = scheduler.plan(number, now)
-        self._front.queue(scheduler.end_failed(now))
+        if scheduler.failed:
+            self._end_failed(scheduler, now)
         if plan is not None:
             scheduler.meter.took("plan", self._clock() - began)
         return plan
+
+    def _end_failed(self, scheduler: Scheduler, now: float) -> None:
+        """End the requests that alone could not be looked at for a plan."""
+        for sequence, error in scheduler.failed:
+            self._front.note_failure(sequence.client, sequence.request.handle, error)
+        self._front.queue(scheduler.end_failed(now))
 
     def _send(self, number: int, lane: Lane, plan: StepPlan, now: float) -> None:
         """The same bytes to each rank."""

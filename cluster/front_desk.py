@@ -5,6 +5,7 @@ requests now; the rest is the scheduler's. What clients ask of the engine itself
 """
 
 import re
+import traceback
 from collections.abc import Iterable, Iterator
 from typing import TypeAlias
 
@@ -172,12 +173,18 @@ class FrontDesk:
         """Of the next suspect, if none has one."""
         while (turn := self._turns.begin()) is not None:
             client, handle = turn
+            self._log.warning("suspect_has_turn", client=client, handle=handle)
             self.send(client, YourTurn(handle), now)
 
     def give_up(self, client: int, handle: int, error: BaseException, now: float) -> None:
         """End a request that we cannot handle."""
-        self._log.error("request_failed", client=client, handle=handle, error=repr(error))
+        self.note_failure(client, handle, error)
         self.send(client, failed_batch(handle, why_failed(error)), now)
+
+    def note_failure(self, client: int, handle: int, error: BaseException) -> None:
+        """Say in the log which request it was, and where in our code."""
+        self._log.error("request_failed", client=client, handle=handle, error=repr(error))
+        traceback.print_exception(error)
 
     def queue(self, news: Iterable[Outgoing]) -> None:
         """Keep it for `deliver`: workers get their plans first."""

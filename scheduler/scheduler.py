@@ -57,8 +57,8 @@ class Scheduler:
         self._rules = AdmissionRules(config, model)
         self._gate = QueueGate(config)
         self._suspects = Suspects(config.poison_after, config.most_unanswered)
-        self._failed: list[tuple[Sequence, Exception]] = []
-        """Waiting ones that could not be looked at."""
+        self.failed: list[tuple[Sequence, Exception]] = []
+        """Waiting ones that the last plan could not look at; `end_failed` ends them."""
         self._deadlines: list[tuple[float, int, Sequence]] = []
         self._next_serial = 0
         self._journal = journal
@@ -302,7 +302,7 @@ class Scheduler:
 
     def end_failed(self, now: float) -> list[Outgoing]:
         """End the requests that the last plan could not look at."""
-        failed, self._failed = self._failed, []
+        failed, self.failed = self.failed, []
         news: list[Outgoing] = []
         for sequence, error in failed:
             news += self.end_early([sequence.serial], Finish.ERROR, why_failed(error), now)
@@ -391,7 +391,7 @@ class Scheduler:
                 else:
                     reason = self._why_not(group, sequence, cached, growth)
             except Exception as error:  # nothing has changed yet
-                self._failed.append((sequence, error))
+                self.failed.append((sequence, error))
                 continue
             if reason is not None:
                 draft.deferred[sequence.serial] = reason

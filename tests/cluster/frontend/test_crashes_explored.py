@@ -226,6 +226,7 @@ def explore(make: Callable[[], World], *, is_fair: bool) -> tuple[int, int]:
 A, B, C = (1,), (2,), (3,)
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("prompts", "num_cuts"),
     [
