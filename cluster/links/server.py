@@ -49,6 +49,8 @@ class ServerLink:
         self._known: set[bytes] = set()
         self._ended_unheard: set[int] = set()
         """Of connections that ended before a message of theirs was read; there may be some."""
+        self._open: set[int] = set()
+        """Descriptors of connections that have not ended"""
         self._peer_by_fd: dict[int, bytes] = {}
         self._leaving: list[bytes] = []
         self._socket = context.socket(zmq.ROUTER)
@@ -59,7 +61,7 @@ class ServerLink:
             self._socket.curve_server = 1
             self._socket.curve_secretkey = keys.secret.encode()
             self._socket.zap_domain = domain.encode()
-        self._monitor = monitor_of(self._socket, zmq.EVENT_DISCONNECTED)
+        self._monitor = monitor_of(self._socket, zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
         self._file: tuple[Path, int] | None = None
         """Of an ipc:// socket, with its inode: whoever binds the same path later has another."""
         try:
@@ -90,7 +92,7 @@ class ServerLink:
         A frame of None says that the peer's connection has ended and that all it sent was
         given before. Peers that never sent anything come and go unnoticed.
         """
-        self._read_ends()
+        self._read_events()
         for _ in range(MESSAGES_PER_TURN):
             try:
                 name = self._socket.recv(zmq.NOBLOCK, copy=False)
@@ -110,11 +112,15 @@ class ServerLink:
             self._known.discard(peer)
             yield peer, None
 
-    def _read_ends(self) -> None:
-        """Note whose connections have ended, known by their descriptors."""
+    def _read_events(self) -> None:
+        """Note which connections have begun and ended, known by their descriptors."""
         while self._monitor.poll(0):
             event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
             fd = int(event["value"])
+            if event["event"] == zmq.EVENT_ACCEPTED:
+                self._open.add(fd)
+                continue
+            self._open.discard(fd)
             if fd not in self._peer_by_fd:
                 self.num_turned_away += fd in self._ended_unheard  # another one, before
                 self._ended_unheard.add(fd)
@@ -129,10 +135,15 @@ class ServerLink:
             fd = int(name.get(zmq.SRCFD))
         except zmq.ZMQError:
             return False
+        if fd not in self._open or fd in self._peer_by_fd:
+            self._read_events()  # it is new, and may have the descriptor of one that has ended
         self._ended_unheard.discard(fd)
-        self._note_end(fd)  # of a connection so short that its end was read before its start
+        self._note_end(fd)  # of one that was heard only after this one had its descriptor
         self._known.add(peer)
-        self._peer_by_fd[fd] = peer
+        if fd in self._open:
+            self._peer_by_fd[fd] = peer
+        else:
+            self._leaving.append(peer)
         return True
 
     def _note_end(self, fd: int) -> None:

@@ -5,12 +5,14 @@ import os
 import re
 import socket
 import stat
+import struct
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
+import zmq
 
 from cluster.errors import AddressError, LinkLost, PeerGone
 from cluster.links.addresses import check_address
@@ -218,6 +220,65 @@ def test_the_last_words_of_a_peer_come_before_its_end(links: EngineLinks) -> Non
         assert heard == [*(b"%d" % number for number in range(600)), None]
     assert links.back._known == set()
     assert links.back._peer_by_fd == {}
+
+
+def test_who_has_left_before_it_is_heard_is_heard_and_has_left(links: EngineLinks) -> None:
+    for _ in range(3):
+        dealer = DealerLink(links.back.address, LIMITS)
+        dealer.send(b"hello")
+        dealer.wait_connected(5.0)
+        dealer.close(linger_s=5.0)
+        deadline = time.monotonic() + 5.0
+        heard: list[bytes | None] = []
+        while None not in heard and time.monotonic() < deadline:
+            links.wait(0.1)
+            heard += [frame for _, frame in links.back.receive()]
+        assert heard == [b"hello", None]
+        assert links.back._known == set()
+
+
+class PlayedEvents:
+    """What a socket's monitor tells, in the place of the monitor."""
+
+    def __init__(self) -> None:
+        self._told: list[list[bytes]] = []
+
+    def tell(self, event: int, fd: int) -> None:
+        self._told.append([struct.pack("=HI", event, fd), b"address"])
+
+    def poll(self, timeout_ms: int) -> int:
+        return len(self._told)
+
+    def recv_multipart(self, flags: int) -> list[bytes]:
+        return self._told.pop(0)
+
+
+class NameOn:
+    """The frame that names a peer, come over the connection with this descriptor."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def get(self, what: int) -> int:
+        assert what == zmq.SRCFD
+        return self._fd
+
+
+def test_who_gets_the_descriptor_of_one_that_left_in_the_same_turn_has_not_left(
+    links: EngineLinks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While the engine is at a message of a turn, a peer leaves and another one comes."""
+    link, events = links.back, PlayedEvents()
+    with monkeypatch.context() as patch:
+        patch.setattr(link, "_monitor", events)
+        events.tell(zmq.EVENT_ACCEPTED, 7)
+        link._note_peer(b"first", NameOn(7))  # type: ignore[arg-type]  # it looks like one
+        events.tell(zmq.EVENT_DISCONNECTED, 7)
+        events.tell(zmq.EVENT_ACCEPTED, 7)
+        link._note_peer(b"second", NameOn(7))  # type: ignore[arg-type]  # it looks like one
+        link._read_events()
+    assert link._leaving == [b"first"]
+    assert link._peer_by_fd == {7: b"second"}
 
 
 def test_a_peer_that_does_not_read_is_cut_off_and_the_others_are_not(tmp_path: Path) -> None:
