@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from cluster.errors import ModelError
-from cluster.groups import Lose, WorkerGroup
+from cluster.group_instructions import Lose
+from cluster.groups import WorkerGroup
 from cluster.logs import EventLog
 from cluster.messages.changes import (
     Change,

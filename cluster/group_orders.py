@@ -1,9 +1,8 @@
 """What the worker groups ask for, done.
 
-Instructions of the groups' state machines (`cluster.groups`) and of who changes the groups
-(`cluster.changes`) are followed at the back desk, with workers and the supervisor; in the
-scheduler, which gives a group requests and takes them back; and at the front desk, which takes
-requests while a group serves.
+What their state machines and whoever changes them (`cluster.changes`) ask for is done at the back
+desk, with workers and the supervisor; in the scheduler, which gives a group requests and takes them
+back; and at the front desk, which takes requests while a group serves.
 """
 
 from collections.abc import Iterable, Mapping
@@ -14,7 +13,7 @@ from cluster.changes import GroupChanges
 from cluster.doctor.alike import Leader
 from cluster.engine_launch import EngineLaunch
 from cluster.front_desk import FrontDesk
-from cluster.groups import (
+from cluster.group_instructions import (
     Drain,
     LetLoad,
     Lose,
@@ -23,10 +22,10 @@ from cluster.groups import (
     Serve,
     SizePool,
     Start,
-    WorkerGroup,
     held_against,
     why_lost,
 )
+from cluster.groups import WorkerGroup
 from cluster.lanes import Lane
 from cluster.logs import EventLog
 from cluster.messages.supervisor import GroupLost, GroupReady, RetireGroup, StartGroup, UseModel

@@ -7,7 +7,8 @@ started elsewhere first; no request waits for a start that may fail.
 
 from collections.abc import Mapping
 
-from cluster.groups import Instruction, WorkerGroup
+from cluster.group_instructions import Instruction
+from cluster.groups import WorkerGroup
 from cluster.scaling import Scaling
 
 RETRY_S = 10.0

@@ -7,7 +7,16 @@ here or in another group, and the group serves again or never will.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from cluster.groups import Instruction, LetLoad, Lose, Refuse, Retire, Serve, SizePool, Start
+from cluster.group_instructions import (
+    Instruction,
+    LetLoad,
+    Lose,
+    Refuse,
+    Retire,
+    Serve,
+    SizePool,
+    Start,
+)
 from cluster.loss_reasons import REASONS
 from scheduler.meter import LATENCY_S, Histogram
 from scheduler.scheduler import Scheduler

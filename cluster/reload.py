@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
 
-from cluster.groups import Instruction, Lose, State, WorkerGroup
+from cluster.group_instructions import Instruction, Lose
+from cluster.groups import State, WorkerGroup
 
 PRESENT: tuple[State, ...] = ("starting", "sizing", "ready")
 """States of groups that may have the old weights."""

@@ -9,7 +9,8 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 from cluster.autoscale import AutoscalePolicy, Autoscaler, Load
-from cluster.groups import Instruction, Start, State, WorkerGroup
+from cluster.group_instructions import Instruction, Start
+from cluster.groups import State, WorkerGroup
 from scheduler.scheduler import Scheduler
 from scheduler.stats import GroupStats
 

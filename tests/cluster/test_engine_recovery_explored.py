@@ -14,18 +14,9 @@ from typing import Literal, TypeAlias
 
 import pytest
 
+from cluster.group_instructions import Instruction, LetLoad, Lose, Refuse, Serve, SizePool, Start
 from cluster.group_ledger import GroupLedger
-from cluster.groups import (
-    Instruction,
-    LetLoad,
-    Lose,
-    Refuse,
-    RestartPolicy,
-    Serve,
-    SizePool,
-    Start,
-    WorkerGroup,
-)
+from cluster.groups import RestartPolicy, WorkerGroup
 from cluster.messages.supervisor import GroupStopped
 from cluster.messages.workers import WorkerFailed
 from tests.cluster.test_groups import make_greeting, make_hello

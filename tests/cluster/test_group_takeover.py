@@ -9,17 +9,8 @@ from typing import Literal
 import pytest
 
 from cluster.engine_launch import GroupEpoch
-from cluster.groups import (
-    Instruction,
-    LetLoad,
-    Lose,
-    Refuse,
-    RestartPolicy,
-    Serve,
-    SizePool,
-    Start,
-    WorkerGroup,
-)
+from cluster.group_instructions import Instruction, LetLoad, Lose, Refuse, Serve, SizePool, Start
+from cluster.groups import RestartPolicy, WorkerGroup
 from tests.cluster.test_groups import make_greeting, make_hello, peer
 
 EPOCH = 3

@@ -4,18 +4,8 @@ import copy
 import itertools
 from collections.abc import Callable, Iterable
 
-from cluster.groups import (
-    EXPLANATION_S,
-    Instruction,
-    LetLoad,
-    Lose,
-    Refuse,
-    RestartPolicy,
-    Serve,
-    SizePool,
-    Start,
-    WorkerGroup,
-)
+from cluster.group_instructions import Instruction, LetLoad, Lose, Refuse, Serve, SizePool, Start
+from cluster.groups import EXPLANATION_S, RestartPolicy, WorkerGroup
 from cluster.messages.workers import NodeFacts, RankCapacity, RankPhase, WorkerGreeting, WorkerHello
 
 FOREVER = RestartPolicy(max_restarts=1_000)

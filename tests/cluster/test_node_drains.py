@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.groups import Instruction, RestartPolicy, Retire, Start, WorkerGroup
+from cluster.group_instructions import Instruction, Retire, Start
+from cluster.groups import RestartPolicy, WorkerGroup
 from cluster.messages.changes import DrainNode, NodeDrained
 from cluster.messages.supervisor import AvoidNodes, GroupStopped, RetireGroup, StartGroup
 from cluster.messages.workers import NodeFacts, RankCapacity, WorkerGreeting, WorkerHello

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from cluster.errors import ModelError
-from cluster.groups import Lose, RestartPolicy, Retire, Start, WorkerGroup
+from cluster.group_instructions import Lose, Retire, Start
+from cluster.groups import RestartPolicy, WorkerGroup
 from cluster.messages.changes import ModelReloaded, ReloadModel
 from cluster.messages.supervisor import GroupStopped, RetireGroup, StartGroup, UseModel
 from cluster.messages.workers import RankCapacity, WorkerHello

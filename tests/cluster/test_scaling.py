@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from cluster.groups import Drain, Lose, RestartPolicy, Retire, Start, WorkerGroup
+from cluster.group_instructions import Drain, Lose, Retire, Start
+from cluster.groups import RestartPolicy, WorkerGroup
 from cluster.messages.changes import Scaled, ScaleGroups
 from cluster.messages.supervisor import GroupStopped, RetireGroup, StartGroup
 from cluster.messages.workers import RankCapacity, WorkerHello
