@@ -1,6 +1,7 @@
 """What all tests share: the model, the check for leftovers, and how hypothesis searches."""
 
 import gc
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,6 +36,16 @@ def no_leaks() -> Iterator[None]:
     yield
     leftovers = before.leftovers()
     assert not leftovers, "the test left behind:\n" + "\n".join(leftovers)
+
+
+@pytest.fixture(autouse=True)
+def own_logging() -> Iterator[None]:
+    """No test sees what another one had `show_events` do."""
+    root = logging.getLogger("stoker")
+    handlers, level, propagate = list(root.handlers), root.level, root.propagate
+    yield
+    root.handlers, root.propagate = handlers, propagate
+    root.setLevel(level)
 
 
 def pytest_collection_finish() -> None:
