@@ -11,7 +11,6 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
 
 from cluster.backend import WorkerLaunch
 from cluster.errors import LinkLost
@@ -63,12 +62,7 @@ class Lease:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._is_over.set()
         self._wake.wake()
         self._thread.join(JOIN_S)
