@@ -181,6 +181,10 @@ class Backend(Protocol):
         """
         ...
 
+    def forget_code(self) -> None:
+        """Start ranks from now on with the code that is installed now."""
+        ...
+
     def place(
         self, group: int, epoch: int, num_stages: int, ranks_per_stage: int, timeout_s: float
     ) -> tuple[Place, ...]:

@@ -78,6 +78,10 @@ class BackendThread:
         """Place no ranks on these nodes from now on."""
         self._submit(lambda: self._backend.avoid(nodes))
 
+    def forget_code(self) -> None:
+        """Ranks from now on have the code that is installed then."""
+        self._submit(self._backend.forget_code)
+
     def start(
         self,
         group: int,

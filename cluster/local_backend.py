@@ -1,8 +1,9 @@
 """Worker processes on this host, as children of the supervisor.
 
-Each gets its launch on standard input and its own process group, so that Ctrl-C in a terminal
-reaches only the supervisor, which ends them in order. They end with the supervisor, however
-that ends (`cluster.orphans`). What they write is shown with their name before it.
+They are forked from a nursery that has their code, or started afresh. Each gets its launch on
+standard input and its own process group, so that Ctrl-C in a terminal reaches only the
+supervisor, which ends them in order. They end with the supervisor, however that ends
+(`cluster.orphans`). What they write is shown with their name before it.
 """
 
 import contextlib
@@ -23,6 +24,8 @@ from cluster.cores import deal_cores
 from cluster.errors import BackendError
 from cluster.logs import EventLog, is_routine
 from cluster.loss_reasons import reason_of_exit
+from cluster.rank_nursery import RankNursery
+from cluster.rank_process import RankProcess
 from cluster.weight_keeper import WeightKeeper
 
 WORKER_COMMAND = (sys.executable, "-P", "-m", "cluster.worker_main")
@@ -44,9 +47,16 @@ class LocalBackend:
         log: EventLog,
         command: Sequence[str] = WORKER_COMMAND,
         weights_key: str = "",
+        forks: bool = False,
     ) -> None:
-        """`weights_key`: what ranks show to get weights that are kept for them; empty: none are."""
+        """
+        Args:
+            weights_key: what ranks show to get weights that are kept for them; empty: none are.
+            forks: ranks come from a nursery, if they can, not from `command`.
+        """
         self._weights_key = weights_key
+        self._forks = forks
+        self._nursery: RankNursery | None = None
         self._keeper: WeightKeeper | None = None
         self._report = report
         self._log = log
@@ -55,7 +65,12 @@ class LocalBackend:
         self._ranks: dict[tuple[int, int], list[_LocalRank]] = {}
 
     def open(self, timeout_s: float) -> str:
-        """Nothing to bring up but what keeps weights: the host is there."""
+        """Nothing to bring up but what forks ranks and keeps weights: the host is there."""
+        if self._forks:
+            try:
+                self._nursery = RankNursery(self._log, load_timeout_s=timeout_s)
+            except OSError as error:  # ranks are then started afresh
+                self._log.warning("nursery_not_started", error=error)
         if self._weights_key:
             try:
                 self._keeper = WeightKeeper(self._weights_key, self._log)
@@ -65,6 +80,10 @@ class LocalBackend:
 
     def avoid(self, nodes: Collection[str]) -> None:
         """There is only this host; an engine that knows that drains no nodes."""
+
+    def forget_code(self) -> None:
+        if self._nursery is not None:
+            self._nursery.forget_code()
 
     def place(
         self, group: int, epoch: int, num_stages: int, ranks_per_stage: int, timeout_s: float
@@ -93,12 +112,28 @@ class LocalBackend:
     def _start(self, launches: Sequence[WorkerLaunch]) -> None:
         for launch in launches:
             try:
-                rank = _LocalRank(self._command, launch, self._report, self._log)
+                rank = _LocalRank(self._process(launch), launch, self._report, self._log)
             except OSError as error:
                 raise BackendError(
                     f"cannot start worker {launch.name} as {' '.join(self._command)}: {error}"
                 ) from error
             self._ranks.setdefault((launch.group, launch.epoch), []).append(rank)
+
+    def _process(self, launch: WorkerLaunch) -> RankProcess:
+        inherited = launch.rendezvous.listener_fd
+        if self._nursery is not None and inherited is None:
+            try:
+                return self._nursery.fork()
+            except BackendError as error:
+                self._log.warning("rank_not_forked", worker=launch.name, error=error)
+        return subprocess.Popen(
+            (*self._command, str(os.getpid())),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            process_group=0,
+            pass_fds=() if inherited is None else (inherited,),
+        )
 
     def stop(self, group: int, epoch: int, timeout_s: float) -> None:
         _end(self._ranks.pop((group, epoch), ()), timeout_s)
@@ -110,6 +145,9 @@ class LocalBackend:
         ranks = [rank for group in self._ranks.values() for rank in group]
         self._ranks.clear()
         _end(ranks, timeout_s)
+        if self._nursery is not None:
+            self._nursery.close()
+            self._nursery = None
         if self._keeper is not None:
             self._keeper.close()
             self._keeper = None
@@ -135,22 +173,14 @@ class _LocalRank:
     """One child process and the two threads that listen to it."""
 
     def __init__(
-        self, command: Sequence[str], launch: WorkerLaunch, report: Report, log: EventLog
+        self, process: RankProcess, launch: WorkerLaunch, report: Report, log: EventLog
     ) -> None:
         self._launch = launch
         self._report = report
         self._log = log
         self._was_asked = False
         self._last_words: deque[str] = deque(maxlen=LAST_WORDS_LINES)
-        inherited = launch.rendezvous.listener_fd
-        self._process = subprocess.Popen(
-            (*command, str(os.getpid())),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            process_group=0,
-            pass_fds=() if inherited is None else (inherited,),
-        )
+        self._process = process
         log.info("worker_started", worker=launch.name, pid=self._process.pid)
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._watcher = threading.Thread(target=self._watch, daemon=True)

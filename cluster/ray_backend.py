@@ -85,6 +85,9 @@ class RayBackend:
     def avoid(self, nodes: Collection[str]) -> None:
         self._avoided = frozenset(nodes)
 
+    def forget_code(self) -> None:
+        """Each actor loads its own."""
+
     def place(
         self, group: int, epoch: int, num_stages: int, ranks_per_stage: int, timeout_s: float
     ) -> tuple[Place, ...]:

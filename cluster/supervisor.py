@@ -518,6 +518,7 @@ class Supervisor:
             match step:
                 case "prepare":
                     self._engine.prepare()
+                    self._hands.forget_code()
                 case "hand_over":
                     self._engine.send(HandOver())
                 case "renew":

@@ -219,6 +219,7 @@ def backend_of(plan: LaunchPlan, report: Report, log: EventLog) -> Backend:
             cores=plan.cores,
             log=log,
             weights_key=plan.key if config.keeps_weights else "",
+            forks=config.device == "cpu",
         )
     from cluster.ray_backend import RayBackend  # Ray takes half a second to import
 

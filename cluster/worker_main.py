@@ -6,17 +6,21 @@ import signal
 import sys
 from contextlib import suppress
 from types import FrameType
+from typing import NoReturn
 
 import msgspec
 
 from cluster.backend import WorkerLaunch, decode_launch
 from cluster.lease import Lease
 from cluster.logs import EventLog, show_events
-from cluster.orphans import die_with_parent
+from cluster.orphans import die_with_parent, name_process
 from cluster.start_phases import process_began
 from cluster.worker_host import Runner, RunnerFactory, WorkerHost
 
 M_MMAP_THRESHOLD = -3  # mallopt(3)
+
+NAME = "stoker-rank"
+"""As ps shows it."""
 
 LARGE_BYTES = 1 << 20
 """From this size on memory comes from the system and goes back to it, which takes a millisecond
@@ -26,6 +30,7 @@ for some megabytes. More: what was needed once stays in the heap."""
 def main(build: RunnerFactory | None = None) -> int:
     """Run one rank until its end; the exit code."""
     die_with_parent(int(sys.argv[1]))
+    name_process(NAME)
     try:
         launch = decode_launch(sys.stdin.buffer.read())
     except msgspec.DecodeError as error:
@@ -51,16 +56,21 @@ def build_model_runner(launch: WorkerLaunch) -> Runner:
 
 
 def settle_on_cores(launch: WorkerLaunch) -> None:
-    """Pin this process, and say how many threads numerical libraries may start.
+    """Pin this process to its cores, and settle it for as many threads."""
+    if launch.cores:
+        os.sched_setaffinity(0, launch.cores)
+    settle_process(launch.runner.num_threads)
+
+
+def settle_process(num_threads: int) -> None:
+    """Say how many threads numerical libraries may start, and how they wait and allocate.
 
     Must come before torch is imported, which reads these settings then. OpenMP's threads spin
     by default for milliseconds, which stops everything where cores are shared; MKL rounds
     differently on differently aligned buffers unless it is told to be reproducible. The heap
     would keep what tensors leave behind, so large ones are pages of their own.
     """
-    if launch.cores:
-        os.sched_setaffinity(0, launch.cores)
-    os.environ["OMP_NUM_THREADS"] = str(launch.runner.num_threads)
+    os.environ["OMP_NUM_THREADS"] = str(num_threads)
     os.environ["GOMP_SPINCOUNT"] = "5000"
     os.environ["MKL_CBWR"] = "AUTO,STRICT"
     with suppress(AttributeError):  # another C library than glibc
@@ -71,7 +81,7 @@ def _end(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 
-def end_process(code: int) -> None:
+def end_process(code: int) -> NoReturn:
     """End at once: taking torch apart in order takes a while and helps nobody."""
     sys.stdout.flush()
     sys.stderr.flush()

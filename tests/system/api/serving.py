@@ -14,6 +14,8 @@ import httpx
 import openai
 import psutil
 
+from cluster.worker_main import NAME
+
 WAIT_S = 120.0
 """For a start or an end, on a machine that does other things too."""
 
@@ -172,7 +174,7 @@ class Serving:
 
     @property
     def workers(self) -> list[psutil.Process]:
-        return self._running("cluster.worker_main")
+        return [child for child in self.family if _name(child) == NAME]
 
     @property
     def api_servers(self) -> list[psutil.Process]:
@@ -225,6 +227,13 @@ def _command(process: psutil.Process) -> str:
     try:
         return " ".join(process.cmdline())
     except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return ""
+
+
+def _name(process: psutil.Process) -> str:
+    try:
+        return process.name()
+    except psutil.NoSuchProcess:
         return ""
 
 
