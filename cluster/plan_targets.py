@@ -12,7 +12,7 @@ from cluster.known_models import KNOWN_MODELS
 from cluster.models import DEFAULT_MODEL, SMOLLM2_FOLDER
 from cluster.planning import Machine
 from scheduler.errors import ConfigError
-from worker.estimate import panel_columns
+from worker.estimate import kernel_level
 from worker.host_memory import free_host_bytes
 from worker.models.spec import ModelSpec, read_spec, spec_from
 
@@ -165,5 +165,5 @@ def _host(num_nodes: int, memory_gib: float | None) -> Machine:
         num_nodes=num_nodes,
         slots_per_node=cores,
         host_bytes=free,
-        panel_columns=panel_columns(),
+        level=kernel_level(),
     )

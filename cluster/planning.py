@@ -52,7 +52,7 @@ class Machine:
     gpu: Gpu | None = None
     host_bytes: int = 0
     """Free on each node before anything starts, where ranks compute on CPUs."""
-    panel_columns: int = 64
+    level: str = "avx512"
     """See `worker.estimate.Form`."""
 
     @property
@@ -141,7 +141,7 @@ class Planner:
             ops=config.device if config.ops == "auto" else config.ops,
             device=config.device,
             is_int8=config.quantization == "int8",
-            panel_columns=machine.panel_columns,
+            level=machine.level,
         )
         self.max_model_len = min(config.max_model_len or spec.max_context_len, spec.max_context_len)
 

@@ -22,8 +22,12 @@ row with some vocabularies, three or four times while it is sampled from."""
 INT8_GROUP = 32
 """Weights that share a scale, which is a bfloat16 (worker/ops/native/kernels/linear_int8.h)."""
 
-AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni")
-"""Flags of a CPU that runs the kernels' best level (worker/ops/native/kernels/program.cpp)."""
+AVX512 = {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
+AMX = AVX512 | {"avx512_bf16", "amx_bf16", "amx_tile"}
+"""Flags of a CPU that runs a level of the kernels (worker/ops/native/kernels/program.cpp)."""
+
+TILE_ROWS, TILE_COLUMNS, TILE_DEPTH = 16, 32, 32
+"""What AMX takes at once (worker/ops/native/kernels/linear_amx.h)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +44,8 @@ class Form:
     """cpu or cuda"""
     is_int8: bool = False
     """Linear layers' weights are quantized."""
-    panel_columns: int = 64
-    """Output columns that the CPU's kernels pack together; a last panel is filled up."""
+    level: str = "avx512"
+    """Of the CPU's kernels: amx, avx512 or avx2; they pack weights differently."""
 
     @property
     def activation_bytes(self) -> int:
@@ -53,21 +57,33 @@ class Form:
         if self.ops != "cpu":
             return out_features * in_features * DTYPE_BYTES[self.dtype]
         if self.is_int8:
-            columns = min(self.panel_columns, 32)
+            columns = 16 if self.level == "avx2" else 32
             groups = -(-in_features // INT8_GROUP)
-            panels = -(-out_features // columns)
-            return panels * groups * (INT8_GROUP * columns + 2 * columns)
-        panels = -(-out_features // self.panel_columns)
-        return panels * self.panel_columns * in_features * DTYPE_BYTES[self.dtype]
+            return filled(out_features, columns) * groups * (INT8_GROUP + 2)
+        if self.uses_tiles:
+            columns, depth = filled(out_features, TILE_COLUMNS), filled(in_features, TILE_DEPTH)
+            return columns * depth * DTYPE_BYTES[self.dtype]
+        columns = filled(out_features, 16 if self.level == "avx2" else 64)
+        return columns * in_features * DTYPE_BYTES[self.dtype]
+
+    @property
+    def uses_tiles(self) -> bool:
+        """Linear layers are AMX's."""
+        return self.level == "amx" and self.dtype == "bfloat16" and not self.is_int8
 
 
-def panel_columns(cpu_info: Path = Path("/proc/cpuinfo")) -> int:
-    """Of this machine's kernels, by its CPU's flags."""
+def filled(number: int, unit: int) -> int:
+    """The next multiple of `unit`: the kernels fill up what is left over with zeros."""
+    return -(-number // unit) * unit
+
+
+def kernel_level(cpu_info: Path = Path("/proc/cpuinfo")) -> str:
+    """Of this machine, by its CPU's flags."""
     try:
         flags = set(cpu_info.read_text().split())
     except OSError:
-        return 64
-    return 64 if flags.issuperset(AVX512) else 16
+        return "avx512"
+    return "amx" if flags >= AMX else "avx512" if flags >= AVX512 else "avx2"
 
 
 def kv_geometry(
@@ -153,16 +169,19 @@ def _program_bytes(
     total = max_tokens * width * 4
     if stage.is_last:
         total += rows * (q_width + hidden) * 4  # the rows that are sampled, taken out
+    in_widths = (hidden, q_width, columns)
     if form.is_int8:
         lanes = INT8_GROUP * _quantum_bytes(form) + 8
-        groups = {-(-width // INT8_GROUP) for width in (hidden, q_width, columns)}
-        total += max_tokens * lanes * sum(groups)
+        total += max_tokens * lanes * sum({-(-width // INT8_GROUP) for width in in_widths})
+    if form.uses_tiles:  # rows of x in two halves
+        depths = {filled(width, TILE_DEPTH) for width in in_widths}
+        total += filled(max_tokens, TILE_ROWS) * sum(depths) * 4
     return total
 
 
 def _quantum_bytes(form: Form) -> int:
     """Of a quantized activation: 16 bits where products are summed in 32, else 8."""
-    return 1 if form.panel_columns == 64 else 2
+    return 2 if form.level == "avx2" else 1
 
 
 def _logits_bytes(spec: ModelSpec, shard: Shard, rows: int) -> int:

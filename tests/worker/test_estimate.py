@@ -11,7 +11,7 @@ from worker.estimate import (
     Form,
     activation_bytes,
     largest_context,
-    panel_columns,
+    kernel_level,
     read_bytes,
     requests_at_once,
     weight_bytes,
@@ -29,7 +29,7 @@ def form_of(spec: ModelSpec, **changes: object) -> Form:
         "dtype": spec.dtype,
         "kv_dtype": spec.dtype,
         "ops": "cpu",
-        "panel_columns": panel_columns(),
+        "level": kernel_level(),
     }
     return Form(**{**fields, **changes})  # type: ignore[arg-type]  # a test's own words
 

@@ -17,6 +17,12 @@
 #define STOKER_INLINE static inline __attribute__((always_inline))
 #endif
 
+#if (defined(__clang__) && __clang_major__ >= 12) || (!defined(__clang__) && __GNUC__ >= 11)
+#define STOKER_CAN_COMPILE_AMX 1
+#else
+#define STOKER_CAN_COMPILE_AMX 0
+#endif
+
 namespace stoker {
 
 constexpr size_t kLineBytes = 128;  // two cache lines: prefetchers fetch them in pairs
@@ -189,6 +195,7 @@ struct Kernels {
 extern const Kernels* const kPortable;
 extern const Kernels* const kAvx2;
 extern const Kernels* const kAvx512;
+extern const Kernels* const kAmx;
 extern const Kernels* const kNeon;
 
 }  // namespace stoker

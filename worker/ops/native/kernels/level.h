@@ -4,6 +4,9 @@
 #include "vec.h"
 #include "linear.h"
 #include "linear_int8.h"
+#ifdef STOKER_HAS_AMX
+#include "linear_amx.h"
+#endif
 #include "formats.h"
 #include "kv_heads.h"
 #include "attention_tiles.h"

@@ -9,6 +9,14 @@
 #include <cstring>
 #include <new>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include "kernels.h"
 #include "team.h"
 
@@ -124,19 +132,43 @@ void draw_part(void* context, const Share& whole) {
     draw.kernels->draw(*draw.args, share);
 }
 
+const Kernels* const kLevels[] = {kAmx, kAvx512, kAvx2, kNeon, kPortable};  // the best first
+constexpr int32_t kNumLevels = sizeof(kLevels) / sizeof(kLevels[0]);
+
+#if defined(__x86_64__)
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+
+bool has_avx512() {
+    return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512vnni");
+}
+
+// The CPU has it, and the kernel lets this process use its registers (arch_prctl(2)).
+bool has_amx() {
+#if defined(__linux__)
+    constexpr long kRequestPermission = 0x1023, kTileData = 18;
+    uint32_t eax, ebx, ecx, edx;
+    if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx)) return false;
+    const bool has_tiles = (edx >> 22 & 1) != 0 && (edx >> 24 & 1) != 0;  // AMX-BF16, AMX-TILE
+    if (!__get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx)) return false;
+    const bool has_bfloat16 = (eax >> 5 & 1) != 0;  // AVX512_BF16
+    return has_avx512() && has_tiles && has_bfloat16 &&
+           syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+    return false;
+#endif
+}
+#endif
+
 bool is_supported(const Kernels* kernels) {
     if (kernels == nullptr) return false;
     if (kernels == kPortable) return true;
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    if (kernels == kAvx2) return has_avx2;
-    if (kernels == kAvx512) {
-        return has_avx2 && __builtin_cpu_supports("avx512f") &&
-               __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
-    }
-    return false;
+    if (kernels == kAvx2) return has_avx2();
+    if (kernels == kAvx512) return has_avx512();
+    return kernels == kAmx && has_amx();
 #else
     return true;
 #endif
@@ -167,16 +199,14 @@ int64_t stoker_kernels_size_of(int32_t what) {
 // The name of level `index` if this machine can run it, "" if not, null past the last; from the
 // best to the plainest.
 const char* stoker_kernels_level(int32_t index) {
-    const Kernels* const levels[] = {kAvx512, kAvx2, kNeon, kPortable};
-    if (index < 0 || index >= 4) return nullptr;
-    return is_supported(levels[index]) ? levels[index]->name : "";
+    if (index < 0 || index >= kNumLevels) return nullptr;
+    return is_supported(kLevels[index]) ? kLevels[index]->name : "";
 }
 
 // Threads and a level; null if this machine cannot run the level, or has no memory. `cpus` has
 // num_threads - 1 CPUs to pin the helping threads to, or is null.
 Engine* stoker_kernels_open(const char* level, int32_t num_threads, const int32_t* cpus) {
-    const Kernels* const levels[] = {kAvx512, kAvx2, kNeon, kPortable};
-    for (const Kernels* kernels : levels) {
+    for (const Kernels* kernels : kLevels) {
         if (!is_supported(kernels) || std::strcmp(kernels->name, level) != 0) continue;
         try {
             std::vector<int> pins;
