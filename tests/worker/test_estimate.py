@@ -10,8 +10,8 @@ from worker.budget import share_of_device, share_of_host
 from worker.estimate import (
     Form,
     activation_bytes,
-    largest_context,
     kernel_level,
+    largest_context,
     read_bytes,
     requests_at_once,
     weight_bytes,

@@ -1,6 +1,6 @@
 """The native kernels: loading them, choosing a level of instruction sets, running operations.
 
-A level is what the kernels were compiled for: avx512, avx2, neon or portable. The best that
+A level is what the kernels were compiled for: amx, avx512, avx2, neon or portable. The best that
 this machine runs is taken, unless one is named.
 """
 
