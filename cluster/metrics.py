@@ -69,7 +69,8 @@ ENGINE: Sequence[Family] = (
         "start_seconds",
         "Where the time from launch to readiness went, by phases that follow one another: `plan` "
         "until the parts are being started, `backend` until Ray (if used) is up, `place` until "
-        "the ranks' processes are started; then of the rank that was last `import` (its code), "
+        "the ranks' processes are started (with `backend=local`, on CPUs, their code is loaded by "
+        "then); then of the rank that was last `import` (its code), "
         "`load` (weights) or `map` (weights that its host had kept), `profile` (the largest step "
         "once); `allocate` until all ranks have their K/V; `serve` until requests are taken on "
         "every way.",

@@ -14,10 +14,10 @@ RANK_PHASES = ("import", "load", "map", "profile")
 
 PHASES = ("plan", "backend", "place", *RANK_PHASES, "allocate", "serve")
 """`plan`: from the start of the supervisor's process until it has started the parts; `backend`:
-until Ray, if it is used, is up; `place`: until the ranks' processes are started; `import`: until a
-rank has loaded its code; `load`: the weights, or `map`, if its host has kept them; `profile`: the
-largest step; `allocate`: until all ranks have their K/V; `serve`: until requests are taken on every
-way."""
+until Ray, if it is used, is up; `place`: until the ranks' processes are started, forked ones with
+their code; `import`: until a rank has loaded its code; `load`: the weights, or `map`, if its host
+has kept them; `profile`: the largest step; `allocate`: until all ranks have their K/V; `serve`:
+until requests are taken on every way."""
 
 
 class StartClock:
