@@ -84,6 +84,8 @@ class ApiServer:
     def leave(self) -> None:
         """This process was asked to end."""
         self.is_ending = True
+        if not self.engine.is_connected:
+            self.engine.wait_no_more()
 
     async def ask(self, question: FromClient, kind: type[Reply]) -> Reply:
         """What the engine answers to a question that is no request.

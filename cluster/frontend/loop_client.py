@@ -179,6 +179,11 @@ class LoopClient:
         if not live.is_done:
             self._link.send(self._session.cancel(live))
 
+    def wait_no_more(self) -> None:
+        """Fail what waits for another engine: none will come in time."""
+        self._link.send(self._session.wait_no_more(self._clock()))
+        self._look_again()
+
     # Anything else
 
     async def status(self, timeout_s: float) -> Status:

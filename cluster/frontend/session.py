@@ -194,9 +194,16 @@ class FrontSession:
                 EngineLost(
                     f"{self._loss}. No engine went on with it within "
                     f"recovery_s={self._orphans.recovery_s:g}"
+                    if self._orphans.recovery_s
+                    else f"{self._loss}. This front end ends, and waits for no other engine"
                 ),
             )
         return [Abort(int32(handles))] if handles else []
+
+    def wait_no_more(self, now_s: float) -> list[FromClient]:
+        """No other engine will come; returns what to send."""
+        self._orphans.recovery_s = 0.0
+        return self.keep_time(now_s)
 
     def receive(self, message: ToClient, now_s: float) -> list[FromClient]:
         """Take in one message; returns what to send in consequence.

@@ -338,6 +338,16 @@ def test_no_engine_within_recovery_s_is_the_end(scene: Scene) -> None:
     assert scene.session.num_live == 0
 
 
+def test_a_front_end_that_ends_waits_for_no_other_engine(scene: Scene) -> None:
+    live = scene.submit()
+    scene.lose()
+
+    scene.session.wait_no_more(scene.now)
+
+    assert str(live.failure) == f"{GONE}. This front end ends, and waits for no other engine"
+    assert scene.session.num_live == 0
+
+
 def test_an_engine_that_stops_again_and_again_is_no_fresh_start(scene: Scene) -> None:
     live = scene.submit()
     for _ in range(6):
