@@ -1,9 +1,11 @@
 """A child process that does not outlive its parent, however the parent ends (Linux)."""
 
+import contextlib
 import ctypes
 import os
 import signal
 import time
+from collections.abc import Iterator
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 1, 15, 36  # prctl(2)
 
@@ -20,9 +22,14 @@ def die_with_parent(parent_pid: int, by: signal.Signals = signal.SIGKILL) -> Non
         raise SystemExit(f"process {parent_pid}, which started this one, is gone")
 
 
-def adopt_orphans() -> None:
-    """Be the parent of children's children whose parent ends, instead of process 1."""
+@contextlib.contextmanager
+def adopting_orphans() -> Iterator[None]:
+    """Be the parent of children's children whose parent ends meanwhile, instead of process 1."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        _prctl(_PR_SET_CHILD_SUBREAPER, 0)
 
 
 def wait_for_adoption(parent_pid: int) -> None:

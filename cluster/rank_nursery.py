@@ -14,7 +14,7 @@ from contextlib import suppress
 
 from cluster.errors import BackendError
 from cluster.logs import EventLog
-from cluster.orphans import adopt_orphans
+from cluster.orphans import adopting_orphans
 from cluster.rank_process import AdoptedProcess
 
 NURSERY_COMMAND = (sys.executable, "-P", "-m", "cluster.nursery_main")
@@ -53,7 +53,6 @@ class RankNursery:
         self._log = log
         self._load_timeout_s, self._fork_timeout_s = load_timeout_s, fork_timeout_s
         self._command = tuple(command)
-        adopt_orphans()
         self._process: subprocess.Popen[bytes] | None = None
         self._is_ready = False
         self._renew()
@@ -68,7 +67,8 @@ class RankNursery:
             if self._process is None or self._process.poll() is not None:
                 self._renew()
             self._wait_for_code()
-            return self._order()
+            with adopting_orphans():  # the rank is one, until it is ours
+                return self._order()
         except OSError as error:  # a timeout among them
             self.close()
             raise BackendError(f"the nursery has forked no rank: {error}") from error
