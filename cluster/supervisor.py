@@ -128,7 +128,10 @@ class Supervisor:
         self._engine = EngineKeeper(
             engine_command,
             None if plan.back_keys is None else plan.back_keys.client,
-            limits=RestartLimits(max_restarts=plan.config.max_engine_restarts),
+            limits=RestartLimits(
+                max_restarts=plan.config.max_engine_restarts,
+                longest_pause_s=plan.config.longest_restart_pause_s,
+            ),
             start_timeout_s=plan.config.start_timeout_s,
             hang_s=plan.config.engine_hang_s,
             peer_timeout_s=plan.config.peer_timeout_s,
