@@ -43,7 +43,7 @@ def test_reload_and_upgrade_under_load_drop_no_stream_and_change_no_token(
             assert http.post("/admin/upgrade").status_code == 202
             upgraded = wait_until_over(http, "/admin/upgrade", LIMIT_S)
             during = load.so_far()
-        after = load.so_far()
+    after = load.tally
 
     check(between, "reload")
     check(during, "upgrade")
