@@ -160,7 +160,8 @@ class Serving:
     @property
     def family(self) -> list[psutil.Process]:
         """All its descendants that run."""
-        return self._running("")
+        self.remember_family()
+        return [child for child in self._family.values() if _command(child)]
 
     @property
     def pid(self) -> int:
