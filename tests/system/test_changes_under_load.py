@@ -34,15 +34,14 @@ def test_reload_and_upgrade_under_load_drop_no_stream_and_change_no_token(
     serving: Serving,
 ) -> None:
     processes = {child.pid for child in serving.family}
-    with serving.http() as http:
-        with Load(serving) as load:
-            load.so_far()
-            assert http.post("/admin/reload", json={}).status_code == 202
-            reloaded = wait_until_over(http, "/admin/reload", LIMIT_S)
-            between = load.so_far()
-            assert http.post("/admin/upgrade").status_code == 202
-            upgraded = wait_until_over(http, "/admin/upgrade", LIMIT_S)
-            during = load.so_far()
+    with serving.http() as http, Load(serving) as load:
+        load.so_far()
+        assert http.post("/admin/reload", json={}).status_code == 202
+        reloaded = wait_until_over(http, "/admin/reload", LIMIT_S)
+        between = load.so_far()
+        assert http.post("/admin/upgrade").status_code == 202
+        upgraded = wait_until_over(http, "/admin/upgrade", LIMIT_S)
+        during = load.so_far()
     after = load.tally
 
     check(between, "reload")
