@@ -51,7 +51,7 @@ test: setup  ## run the tests, less the slow ones (under ten minutes on two core
 test-slow: setup  ## run the slow tests
 	$(BIN)/pytest -m slow
 
-chaos: setup  ## break a cluster under load a thousand times, and compare every token (two hours on two cores)
+chaos: setup  ## break a cluster under load a thousand times, and compare every token (twenty minutes on two cores)
 	$(BIN)/python -m bench.chaos
 
 sanitize: setup  ## run the native kernels under sanitizers (two minutes; GCC, or Clang with its runtimes)
